@@ -233,7 +233,9 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
     service = Service.from_environment()  # first, so that no started program inherits it
     listeners = Listeners.from_environment()
     parts = build(options, classes)
-    check_limits()
+    limit = startup.raise_open_file_limit()
+    if limit < 4096:
+        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
@@ -259,13 +261,6 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
             logging.shutdown()
             os._exit(0)
     return 0
-
-
-def check_limits() -> None:
-    """Raise the limit on open files, and warn of a low one."""
-    limit = startup.raise_open_file_limit()
-    if limit < 4096:
-        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
 
 
 class Reception(NamedTuple):

@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 
 from colmet.common.config import cli
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ConfigError
@@ -64,7 +63,7 @@ def add_options(parser: cli.Options) -> None:
         help=cli.Rare("show the archived jobs of a project to its leaders, too: lines of PROJECT: USER, USER"),
     )
     parser.add_argument("--http-config", metavar="FILE", help=cli.Rare("the other options of colmet-web (TOML)"))
-    require(parser, "--http-listen", "--http-users", "--http-open", "--http-leaders", "--http-config")
+    parser.require("--http-listen", "--http-users", "--http-open", "--http-leaders", "--http-config")
 
 
 def arguments_of(options: argparse.Namespace) -> list[str]:

@@ -21,7 +21,6 @@ from urllib.parse import unquote
 from colmet import __version__
 from colmet.common.config import cli
 from colmet.common.config.cli import Options
-from colmet.common.config.configuration import require
 from colmet.common.config.secretfile import read_line
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
@@ -207,7 +206,7 @@ def add_options(parser: Options, purpose: str) -> None:
     parser.add_argument(
         "--elastic-client-key", metavar="FILE", help=cli.Rare("key of the client certificate, if in another file")
     )
-    require(parser, "--elastic-host", "--elastic-", "--http-credentials", "--no-check-certificates")
+    parser.require("--elastic-host", "--elastic-", "--http-credentials", "--no-check-certificates")
 
 
 def checked_urls(options: argparse.Namespace) -> list[str]:

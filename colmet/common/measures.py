@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
-from colmet.common.schema import Field
-from colmet.common.units import UNITS, Unit
+from colmet.common.schema import UNITS, Field, Unit
 
 JOBS, NODES = "job", "node"  # scopes
 CGROUP, TASKS, PROCESSES = "cgroup", "tasks", "processes"

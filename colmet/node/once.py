@@ -18,10 +18,9 @@ from colmet.common.config import cli, plugins
 from colmet.common.daemon.checks import good, warn
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.host import Host
-from colmet.common.schema import Field, Sample, Table, Value
+from colmet.common.schema import UNITS, Field, Sample, Table, Value
 from colmet.common.tables.agent import AGENT as ACCOUNT
 from colmet.common.text import columns, printable, wrap
-from colmet.common.units import UNITS
 from colmet.node import once_brief
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.controllers import distinct_controllers

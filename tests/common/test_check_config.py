@@ -49,7 +49,6 @@ REFUSED = [
     ("collector", "--elastic-host http://h --hdf5-rotate 1d", "--hdf5-rotate has no effect without --hdf5-filepath"),
     ("collector", "--hdf5-filepath {tmp}/x --metrics-jobs", "--metrics-jobs has no effect without --metrics-listen"),
     ("node", "--perfhw-yield", "--perfhw-yield has no effect without --enable-perfhw: give that, too, or leave --perf"),
-    ("node", "--perfhw-yield", "--perfhw-yield has no effect without --enable-perfhw"),
     ("collector", "--hdf5-filepath {tmp}/x --hdf5-rotate 1d --hdf5-rotate 2d", "give one period, one size"),
     ("collector", "--hdf5-filepath {tmp}/x.hdf5 --hdf5-rotate 1d", "so it is the one file"),
     ("collector", "--hdf5-filepath {tmp}/text.hdf5/x", "Not a directory"),

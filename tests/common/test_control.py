@@ -384,15 +384,6 @@ def test_without_a_default_place_there_is_none_and_it_is_said_once(served, monke
     assert len(caplog.records) == 1 and "no control socket" in caplog.text
 
 
-def test_a_second_daemon_goes_on_without_the_default_socket(served, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
-    first = served(None)
-    second = served(None)
-    assert f"another daemon listens on {tmp_path}/node.sock" in caplog.text
-    ask(None, "node", {"command": "hello"})
-    assert (first.counters()["requests"], second.counters()["requests"]) == (1, 0)
-
-
 def test_a_daemon_of_the_unit_is_found_and_a_second_one_by_hand_goes_on_without(served, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
     unit = served(str(tmp_path / "node" / "node.sock"))
@@ -454,19 +445,6 @@ def test_an_errand_that_is_not_begun_in_time_is_never_done():
             errands.call(lambda: done.append(1), timeout_s=0.01)
         errands.serve()
     assert not done
-
-
-def test_an_errand_that_is_done_as_its_time_ends_is_done(monkeypatch):
-    class DoneAsItEnds(futures.Future):
-        def result(self, timeout_s=None):
-            if timeout_s is None:
-                return super().result()
-            errands.serve()
-            raise futures.TimeoutError
-
-    monkeypatch.setattr(futures, "Future", DoneAsItEnds)
-    with Errands() as errands:
-        assert errands.call(lambda: "done") == "done"
 
 
 def test_at_the_end_errands_are_refused():

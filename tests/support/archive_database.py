@@ -13,7 +13,6 @@ from colmet.jobs.archive.indices import Indices, Write
 from tests.support.elastic_server import Elastic, error
 
 PREFIX = "t_"
-DATES = {"start", "end", "last"}
 
 
 def client_of(url, timeout_s=30):

@@ -25,7 +25,6 @@ import numpy as np
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.config.cli import Options
-from colmet.common.config.configuration import require
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import MISSING_INT, Batch, Sample, Table
 from colmet.common.wire.colmet06 import RECORDS, Record, pack_jobs
@@ -234,7 +233,7 @@ class StdoutOutput(OutputBackend):
             help="text or csv: a line for each value; json: an object for each row; colmet06: as Colmet 0.6 "
             "(default: %(default)s)",
         )
-        require(parser, "--enable-stdout-backend", "--stdout-format")
+        parser.require("--enable-stdout-backend", "--stdout-format")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> StdoutOutput | None:

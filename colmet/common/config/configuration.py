@@ -32,11 +32,6 @@ MAX_BYTES = 64 << 10
 _NOT_IN_FILES = frozenset({"help", "help_all", "version", "config", "check_config"})
 
 
-def require(options: cli.Options, required: str, *names: str) -> None:
-    """Declare that options have no effect without another one: long names; one that ends in a dash is a prefix."""
-    options.require(required, *names)
-
-
 def add_options(parser: cli.Options) -> None:
     """Declare --config and --check-config."""
     parser.add_argument(

@@ -60,14 +60,9 @@ class Check(NamedTuple):
     group: str  # heading of its findings
     name: str
     sides: tuple[str, ...]  # daemons it applies to
-    function: Callable[[Any], Findings]  # the first line of its docstring names the object of the check
+    function: Callable[[Any], Findings]
     fine: str = ""  # the finding if the function has none
     bound_s: float = BOUND_S  # seconds after which it is abandoned
-
-    @property
-    def about(self) -> str:
-        """Return the first line of the function's docstring."""
-        return (self.function.__doc__ or "").partition("\n")[0]
 
     def run(self, target: Any) -> list[Finding]:
         """Return the findings about a daemon."""

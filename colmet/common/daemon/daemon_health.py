@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Union
 
 from colmet import __version__
-from colmet.common.units import UNITS
+from colmet.common.schema import UNITS
 
 RECENT_S = 3600.0
 _STEP_S = 60.0

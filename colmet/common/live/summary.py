@@ -21,8 +21,7 @@ from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, 
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables, TablePair
 from colmet.common.live.user_names import UserNames
 from colmet.common.measures import CGROUP_TABLE, Measure
-from colmet.common.schema import Field, Schema
-from colmet.common.units import UNITS
+from colmet.common.schema import UNITS, Field, Schema
 
 MAX_ROWS = 5000  # of one reply
 ROWS = 500

@@ -64,17 +64,18 @@ class Authenticator:
     Args:
         pair: of this daemon.
         known: keys of the accepted peers.
-        listeners: held by the service manager, for `bind`.
+        listeners: held by the service manager.
 
     Attributes:
         context: of all its sockets.
+        listeners: bind these.
     """
 
     def __init__(
         self, pair: KeyPair | None = None, known: KnownKeys | None = None, listeners: Listeners | None = None
     ) -> None:
         self.context = zmq.Context()
-        self._listeners = listeners or Listeners()
+        self.listeners = listeners or Listeners()
         self._pair = pair
         self._known = known
         self._guarded: list[Guarded] = []
@@ -123,15 +124,6 @@ class Authenticator:
             self._guarded.append(guarded)
         self._wakeup.wake()
         return guarded
-
-    def bind(self, guarded: Guarded, uri: str, option: str) -> None:
-        """Bind a guarded socket, through the service manager's listener for `uri` if it has one.
-
-        Raises:
-            ConfigError: such a listener holds the port on another address.
-            zmq.ZMQError: the address cannot be bound.
-        """
-        self._listeners.bind(guarded.socket, uri, option)
 
     def release(self, guarded: Guarded) -> None:
         """Release a socket about to be closed."""

@@ -53,7 +53,7 @@ class Listening:
             self._socket.setsockopt(setting, value)
         self._is_tcp = uri.startswith("tcp:")
         try:
-            bind_claiming(lambda: self._authenticator.bind(self._guarded, uri, option), claimed_uri)
+            bind_claiming(lambda: self._authenticator.listeners.bind(self._socket, uri, option), claimed_uri)
         except ConfigError:
             self.close()
             raise
@@ -83,14 +83,9 @@ MAX_WAITING = 100  # waiting messages of each connection; further ones wait at t
 class Push(Outgoing):
     """The node's end. A message goes to a connected collector, or is refused: no message waits for one that is away.
 
-    Args:
-        uri: of the collector.
+    Args as of `Outgoing`, and:
         hwm: messages that wait for a slow collector before `send` refuses more.
         linger_ms: time for `close` to send the queued messages; -1 is for ever.
-        security: keys, or None.
-
-    Raises:
-        ConfigError: the URI cannot be used.
     """
 
     def __init__(self, uri: str, hwm: int, linger_ms: int, security: Client | None = None) -> None:
@@ -110,16 +105,11 @@ class Received(NamedTuple):
 class Pull(Listening):
     """The collector's end.
 
-    Args:
-        uri: to bind; port ``*`` binds any free one, then found in `uri`.
+    Args as of `Listening`, and:
         hwm: messages in each node's queue before that node keeps the next ones; at most `MAX_WAITING`, as they use this
             machine's memory.
-        authenticator: of the connections, shared with other sockets; one of its own without.
         option: of the URI; that of a collector claims a default port from others.
         max_bytes: of a message; beyond it libzmq drops the connection.
-
-    Raises:
-        ConfigError: the URI cannot be bound.
     """
 
     def __init__(
@@ -186,16 +176,7 @@ _SETTINGS = {
 
 
 class LinkClient(Outgoing):
-    """The node's end.
-
-    Args:
-        uri: of the collector.
-        security: keys, or None.
-        beside: see `Outgoing`.
-
-    Raises:
-        ConfigError: the URI cannot be used.
-    """
+    """The node's end; arguments as of `Outgoing`."""
 
     def __init__(self, uri: str, security: Client | None = None, beside: Outgoing | None = None) -> None:
         super().__init__(zmq.DEALER, uri, "--zeromq-link-uri", {**_SETTINGS, zmq.LINGER: 0}, security, beside)
@@ -219,15 +200,7 @@ class Called(NamedTuple):
 
 
 class LinkServer(Listening):
-    """The collector's end.
-
-    Args:
-        uri: to bind.
-        authenticator: of the connections, shared with other sockets; one of its own without.
-
-    Raises:
-        ConfigError: the URI cannot be bound.
-    """
+    """The collector's end; arguments as of `Listening`."""
 
     def __init__(self, uri: str, authenticator: Authenticator | None = None) -> None:
         # 200 ms for the last acknowledgements; sending to a departed caller is an error

@@ -17,8 +17,8 @@ import numpy as np
 
 from colmet.common.errors import ConfigError
 from colmet.common.lines import Line, shown
+from colmet.common.schema import Unit
 from colmet.common.text import UTC, Clock, how_to_install
-from colmet.common.units import Unit
 from colmet.stored.curves import Band, band, thinned
 
 # Else it logs warnings about fonts, and about its cache if the home directory is not writable.

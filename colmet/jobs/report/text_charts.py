@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.lines import Line, shown
+from colmet.common.schema import Unit
 from colmet.common.text import Clock, counted
-from colmet.common.units import Unit
 
 BARS = " ▁▂▃▄▅▆▇█"
 ASCII_BARS = " .:#"

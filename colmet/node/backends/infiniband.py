@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host, is_gone
@@ -174,7 +173,7 @@ class InfinibandBackend(InputBackend):
             action="store_true",
             help=Rare("count data in words of 8 bytes, as Omni-Path adapters do (default: 4, as InfiniBand)"),
         )
-        require(parser, "--enable-infiniband", "--omnipath")
+        parser.require("--enable-infiniband", "--omnipath")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:

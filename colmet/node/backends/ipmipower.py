@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed, ConfigError, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
@@ -248,7 +247,7 @@ class IpmipowerBackend(InputBackend):
                 "--ipmipower-cmd 'ipmi-oem -h bmc ...' (default: the first tool that works)"
             ),
         )
-        require(parser, "--enable-ipmipower", "--ipmipower-")
+        parser.require("--enable-ipmipower", "--ipmipower-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
@@ -149,7 +148,7 @@ class LustreBackend(InputBackend):
                 "'' or '*': all (default: %(default)s)"
             ),
         )
-        require(parser, "--enable-lustre", "--lustre-")
+        parser.require("--enable-lustre", "--lustre-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> LustreBackend | None:

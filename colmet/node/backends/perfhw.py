@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.host.host import Host, is_gone
@@ -114,7 +113,7 @@ class PerfhwBackend(InputBackend):
             action="store_true",
             help=Rare("release a job's counters while a process of the job uses perf; rows are missing meanwhile"),
         )
-        require(parser, "--enable-perfhw", "--perfhw-")
+        parser.require("--enable-perfhw", "--perfhw-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> PerfhwBackend | None:
