@@ -48,6 +48,10 @@ def dialect_of(message: bytes) -> str:
     return "v1" if 0xA0 <= key <= 0xBF or key == 0xD9 else "colmet_rs"
 
 
+def _fits(message: bytes) -> bool:
+    return len(message) <= MAX_MESSAGE_BYTES
+
+
 class Decoder:
     """Decodes messages of every dialect, from any number of senders.
 
@@ -80,11 +84,7 @@ class Decoder:
     def decode_together(self, messages: Sequence[bytes]) -> list[Decoded | WireError | None]:
         """Return what is cheaper to decode for many messages together: those of Colmet 0.6; None for each other one."""
         found: list[Decoded | WireError | None] = [None] * len(messages)
-        those = [
-            n
-            for n, message in enumerate(messages)
-            if message and 0x41 <= message[0] <= 0x7A and len(message) <= MAX_MESSAGE_BYTES
-        ]
+        those = [n for n, message in enumerate(messages) if message and 0x41 <= message[0] <= 0x7A and _fits(message)]
         for n, batches in zip(those, colmet06.decode_all([messages[n] for n in those])):
             found[n] = batches if isinstance(batches, WireError) else Decoded("colmet06", batches)
         return found
@@ -98,7 +98,7 @@ class Decoder:
         self._schemas.learn(text)
 
     def _decoded(self, message: bytes, schemas: v1.SchemaCache | None) -> Decoded:
-        if len(message) > MAX_MESSAGE_BYTES:
+        if not _fits(message):
             raise WireError(f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
         dialect = dialect_of(message)
         if dialect == "v1":
