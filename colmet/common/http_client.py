@@ -146,7 +146,7 @@ class HttpClient:
         timeout_s: float | tuple[float, float],
         deadline_s: float | None = None,
     ) -> HttpResponse:
-        """Send a request and return the response, also one with an error status.
+        """Send a request and return the response, also one with an error status; HttpFailure if there is no response.
 
         Args:
             method: of HTTP.
@@ -155,9 +155,6 @@ class HttpClient:
             headers: in addition to those of every request.
             timeout_s: for each step: to connect, and between bytes; two numbers if they differ.
             deadline_s: for the whole exchange; None if only the steps are bounded.
-
-        Raises:
-            HttpFailure: there is no response.
         """
         tls = self._tls
         exchange = _Exchange(

@@ -198,15 +198,12 @@ def digest_of(text: bytes) -> bytes:
 
 
 class Schema:
-    """An ordered set of fields under a table name.
+    """An ordered set of fields under a table name; ValueError if a name, type, unit, scope or count is not allowed.
 
     Args:
         name: table name, e.g. ``taskstats_default``.
         scope: ``job`` (one row a job) or ``node`` (rows of job 0, the node itself).
         fields: at most `MAX_FIELDS`, names all different.
-
-    Raises:
-        ValueError: a name, type, unit, scope or count is not allowed.
     """
 
     def __init__(self, name: str, scope: str, fields: Iterable[Field]) -> None:

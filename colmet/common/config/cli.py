@@ -164,11 +164,7 @@ class Parser:
             self.error(str(err))
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
-        """Return the options of a command line.
-
-        Raises:
-            UsageError: it is wrong.
-        """
+        """Return the options of a command line; UsageError if it is wrong."""
         has_rest = any(action.nargs == argparse.REMAINDER for action in self.actions)
         options, left = self._argparse.parse_known_args(list(args) if has_rest else list(self._expand(args)))
         if left and self.ignores_unknown:

@@ -143,9 +143,7 @@ def take_warnings() -> list[str]:
 def bounded(function: Callable[[], T], bound_s: float) -> T:
     """Return the result of a function that runs in a thread, abandoned after a timeout.
 
-    Raises:
-        TimedOut: it had not returned by then.
-        Exception: as the function raises.
+    Raises TimedOut if it had not returned by then; Exception as the function raises.
     """
     call = Call(function, "check")
     if not call.wait(bound_s):

@@ -432,11 +432,8 @@ def _is_in_use(path: str) -> bool:
 def ask(place: str | None, daemon: str, request: Request, timeout_s: float = 2 * ERRAND_S) -> dict[str, Any]:
     """Send a request to a daemon, "node" or "collector", at `place` or its default socket; return its reply.
 
-    Raises:
-        Unreachable: no daemon is there, this user may not connect, or it did not reply.
-        Refused: it rejected the request.
-        WireError: the reply is invalid.
-        ConfigError: there can be no socket of that name.
+    Raises Unreachable if no daemon is there, this user may not connect, or it did not reply; Refused if it rejected the
+    request; WireError if the reply is invalid; ConfigError if there can be no socket of that name.
     """
     if place is not None and "://" in place:
         raise ConfigError(f"{OPTION} {place}: not a path; a daemon of another machine is asked there, as with ssh")

@@ -163,9 +163,7 @@ class Listeners:
     def bind(self, wanted: zmq.Socket[bytes], uri: str, option: str) -> None:
         """Bind a ZeroMQ socket to `uri`, through the held listener if there is one.
 
-        Raises:
-            ConfigError: as `find`.
-            zmq.ZMQError: the address cannot be bound.
+        Raises ConfigError as `find`; zmq.ZMQError if the address cannot be bound.
         """
         descriptor = self.find(uri, option)
         if descriptor is None:

@@ -19,7 +19,7 @@ from colmet.common.transport.ports import bind_claiming
 
 
 class Listening:
-    """A bound socket; base of the collector's ends.
+    """A bound socket, base of the collector's ends; ConfigError if the URI cannot be bound.
 
     Args:
         kind: of the socket.
@@ -29,9 +29,6 @@ class Listening:
         settings: of the socket.
         claimed_uri: claims this port from a collector that uses it by default; empty for none.
         others: what else may use the address, for errors.
-
-    Raises:
-        ConfigError: the URI cannot be bound.
     """
 
     def __init__(
