@@ -23,6 +23,7 @@ from colmet.common.daemon import control
 from colmet.common.daemon.control import Control, ControlServer, Errands, ask
 from colmet.common.errors import ConfigError, Refused, Unreachable, WireError
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer, decode_request, encode
+from tests.support.errands import served_errands
 
 
 def hello(request):
@@ -411,31 +412,13 @@ def test_an_empty_place_is_none(served, monkeypatch, tmp_path):
 # -- errands --
 
 
-class MainThread(threading.Thread):
-    """Stands for it: serves errands until `ends` is set."""
-
-    def __init__(self, errands):
-        super().__init__(daemon=True)
-        self.errands = errands
-        self.ends = False
-
-    def run(self):
-        while not self.ends:
-            self.errands.serve()
-            time.sleep(0.001)
-
-
 def test_an_errand_is_done_by_the_thread_that_serves_and_its_errors_come_back():
-    with Errands() as errands:
-        thread = MainThread(errands)
-        thread.start()
-        assert errands.call(threading.get_ident) == thread.ident
+    with served_errands() as errands:
+        assert errands.call(threading.get_ident) != threading.get_ident()
         with pytest.raises(ZeroDivisionError):
             errands.call(lambda: 1 // 0)
         with pytest.raises(TimeoutError, match="mine"):
             errands.call(lambda: (_ for _ in ()).throw(TimeoutError("mine")))
-        thread.ends = True
-        thread.join()
 
 
 def test_an_errand_that_is_not_begun_in_time_is_never_done():

@@ -22,6 +22,7 @@ from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.delivery.uplink import Times, Uplink, UplinkState
 from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.web.health import DROPS
+from tests.support.errands import served_errands
 from tests.support.waiting import Clock
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
@@ -131,18 +132,8 @@ def worker(name="hdf5", **values):
 @pytest.fixture
 def served():
     """Errands that a thread, which stands for the main one, does until the end."""
-    with Errands() as errands:
-        ends = threading.Event()
-
-        def serve():
-            while not ends.wait(0.001):
-                errands.serve()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with served_errands() as errands:
         yield errands
-        ends.set()
-        thread.join()
 
 
 def make(errands, workers=(), clock=None, **journal):
