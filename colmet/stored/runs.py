@@ -21,7 +21,7 @@ class StoredRun(NamedTuple):
 
     start: int  # of its first task if that is known, else its first row
     host: str
-    number: int  # see `colmet.common.tables.runs`
+    number: int  # see `colmet.common.tables.shared_columns`
     first: int  # its first row
     last: int
 
