@@ -220,10 +220,6 @@ def _is_of_others(table: Table, before: Table) -> bool:
     return {*before.job_ids}.isdisjoint(table.job_ids)
 
 
-def _is_of_others(table: Table, before: Table) -> bool:
-    return {*before.job_ids}.isdisjoint(table.job_ids)
-
-
 def _size_beside(jobs: tuple[int, ...] | None) -> int:
     return HOST_BYTES + JOB_BYTES * len(jobs or ())
 
