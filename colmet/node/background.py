@@ -13,7 +13,7 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.host.command import Call
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample
-from colmet.common.tables.shared_columns import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
+from colmet.common.tables import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.agent_stats import Meter

@@ -18,8 +18,8 @@ from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
+from colmet.common.tables import RUN, UPTIME
 from colmet.common.tables.agent import BACKEND_COUNTERS
-from colmet.common.tables.shared_columns import RUN, UPTIME
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.jobs.job import Job

@@ -22,7 +22,7 @@ from colmet.common.transport import (
     outgoing,
     wait,
 )
-from colmet.common.transport import endpoints as waiting
+from colmet.common.transport import ports as waiting
 from colmet.common.transport.outgoing import Outgoing
 from tests.support.waiting import free_port, wait_for
 

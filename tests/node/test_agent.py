@@ -13,7 +13,7 @@ from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema
-from colmet.common.tables.shared_columns import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace
 from colmet.node.jobs.job import Job

@@ -11,11 +11,11 @@ missing samples. The agent's completeness statistics fill both; readers of the s
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge, label
+from colmet.common.tables import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, PART_FAILURES
 from colmet.common.tables.cgroup import CGROUP_COUNTERS
 from colmet.common.tables.network import INFINIBAND_COUNTERS, LUSTRE_COUNTERS
 from colmet.common.tables.nvidia import NVIDIA_COUNTERS
 from colmet.common.tables.power import RAPL_COUNTERS, TEMPERATURE_COUNTERS
-from colmet.common.tables.shared_columns import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, PART_FAILURES
 from colmet.common.tables.tasks import PERFHW_COUNTERS, TASKSTATS_COUNTERS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge, label
-from colmet.common.tables.shared_columns import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 
 USER_BYTES = 64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, label
-from colmet.common.tables.shared_columns import PART_FAILURES
+from colmet.common.tables import PART_FAILURES
 
 DEVICES = "/sys/class/infiniband"
 FULL = 2**32 - 1  # where 32-bit counters stop

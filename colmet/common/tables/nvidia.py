@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Schema, counter, gauge, label
-from colmet.common.tables.shared_columns import PART_FAILURES
+from colmet.common.tables import PART_FAILURES
 
 MAX_JOBS = 256  # bytes of the ids of the jobs that hold or use a GPU
 _ECC, _MEMORY, _RATES = "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from colmet.common.schema import Field, Schema, counter, gauge, label
-from colmet.common.tables.shared_columns import PART_FAILURES
+from colmet.common.tables import PART_FAILURES
 
 POWERCAP = "/sys/class/powercap"
 # The columns of Colmet 0.6: of each package these zones, of each zone its energy and its range.

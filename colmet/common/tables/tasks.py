@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge
-from colmet.common.tables.shared_columns import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 
 
 def _taskstat(name: str, unit: str, text: str, fold: str = "sum") -> Field:

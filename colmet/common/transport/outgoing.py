@@ -12,7 +12,7 @@ import zmq
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport.curve import Client
-from colmet.common.transport.endpoints import Socket, check_target, monitor_address
+from colmet.common.transport.ports import Socket, check_target, monitor_address
 
 ANEW_S = 60.0
 CONNECT_TIMEOUT_MS = 5000

@@ -13,9 +13,8 @@ import zmq
 from colmet.common.errors import ConfigError
 from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
-from colmet.common.transport.endpoints import Socket, check_uri
 from colmet.common.transport.outgoing import Outgoing
-from colmet.common.transport.ports import bind_claiming
+from colmet.common.transport.ports import Socket, bind_claiming, check_uri
 
 
 class Listening:
