@@ -243,7 +243,6 @@ class CollectorHealth:
             yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
 
     def _described(self, name: str) -> Iterator[Family]:
-        """Yield the counters that outputs describe, as metrics of their own names."""
         for worker in self._workers:
             counts = worker.output_counters()
             for key, (kind, text) in worker.output.described.items():

@@ -306,7 +306,6 @@ class RowsByJob(NamedTuple):
 
 
 def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:
-    """Return the rows of some tables of one schema, one after the other."""
     batches, tables = zip(*sources)
     # by bytes: np.concatenate needs 100 times as long for many small structured arrays
     packed = [table.packed for table in tables]

@@ -294,7 +294,6 @@ def open_client(options: argparse.Namespace, warns: bool = True) -> DatabaseClie
 
 
 def _authorization(options: argparse.Namespace, warns: bool) -> str:
-    """Return the value of the Authorization header; "" without credentials."""
     credentials, api_key = options.http_credentials, options.elastic_api_key_file
     in_address = {given for _, given in map(_parted, options.elastic_host) if given}
     if in_address and warns:

@@ -216,7 +216,6 @@ class _Exchange:
             self._error = err
 
     def _read(self, response: requests.Response) -> tuple[bytes, HttpFailure | None]:
-        """Return the body, up to the limit, and why it is incomplete."""
         pieces: list[bytes] = []
         room = self._max_bytes + 1
         failure = None

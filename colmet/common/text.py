@@ -28,7 +28,6 @@ def _or_dash(text: Callable[[float], str]) -> Callable[[Number], str]:
 
 
 def _short(value: float) -> str:
-    """Return about three digits."""
     return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
 
 

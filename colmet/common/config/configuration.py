@@ -172,7 +172,6 @@ def _find_vain(parser: cli.Parser, options: argparse.Namespace) -> Iterator[tupl
 
 
 def _by_name(parser: cli.Parser) -> dict[str, argparse.Action]:
-    """Return the options accepted in a file, by their long names."""
     return {
         name[2:]: action
         for name, action in parser.names.items()
@@ -245,7 +244,6 @@ def file_text(path: str) -> str:
 
 
 def _user_and_group() -> tuple[str, str]:
-    """Return the names of this process's user and group; numbers if they have none."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
     except KeyError:

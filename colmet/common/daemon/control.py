@@ -306,7 +306,6 @@ class ControlServer:
         self._thread.join(2 * ERRAND_S)
 
     def _run(self) -> None:
-        """Serve, in the thread."""
         with self._selector as selector:
             selector.register(self._wakeup.fd, selectors.EVENT_READ)
             selector.register(self._socket, selectors.EVENT_READ)

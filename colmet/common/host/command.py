@@ -213,7 +213,6 @@ class Command:
 
 
 def _file_of(content: bytes) -> IO[bytes]:
-    """Return an unnamed file, to be read from its start."""
     import tempfile  # the agent needs none
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it

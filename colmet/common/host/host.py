@@ -103,13 +103,11 @@ def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
 
 
 def _whole(fd: int) -> bytes:
-    """Return the whole content of a file of /proc, /sys or a cgroup."""
     data = os.pread(fd, _FIRST_READ, 0)
     return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
 
 def _rest(fd: int, offset: int) -> bytes:
-    """Return the content of a file after `offset`."""
     parts: list[bytes] = []
     while True:
         part = os.pread(fd, 1 << 16, offset)

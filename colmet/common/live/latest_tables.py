@@ -141,7 +141,6 @@ class LatestTables:
             self._take(batch, now, sender)
 
     def _tidy(self, now: float) -> None:
-        """Drop silent hosts, and the stale tables of the others."""
         for host, kept in list(self._hosts.items()):
             if now - kept.seen > MOST_S:
                 del self._hosts[host]
@@ -351,7 +350,6 @@ def _samples(parts: Iterable[_HostRows], field: Field) -> Iterator[tuple[str, Nu
 
 
 def _users(hosts: Hosts) -> dict[tuple[str, int], str]:
-    """Return the users of jobs by host and job, from the tables with users."""
     users: dict[tuple[str, int], str] = {}
     for host, kept in hosts:
         for pair in kept.tables.values():

@@ -201,7 +201,6 @@ def _port(one: socket.socket) -> int | None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[str, int]]:
-    """Return the addresses of a host name."""
     try:
         found = socket.getaddrinfo(
             None if host == "*" else host, port, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, socket.AI_PASSIVE
