@@ -21,8 +21,7 @@ from colmet.common.measures import (
     Source,
     bounded,
 )
-from colmet.common.schema import MISSING_INT, Schema, Table
-from colmet.common.units import UNITS
+from colmet.common.schema import MISSING_INT, UNITS, Schema, Table
 from colmet.jobs.columns import GROWN, MEASURED, OF_NODE
 
 Ints = npt.NDArray[np.int64]

@@ -23,8 +23,8 @@ MOST_CPUS, MOST_TASKS, NODE_CPUS = range(9, 12)
 CPU_MARK, JOULES, NODE_JOULES, ENERGY_S, SOURCE = range(12, 17)
 WRITTEN = 17
 HEAD_COLUMNS = 18
-# Of the run of the job, see `colmet.common.tables.runs`: its number, and that of the run before, -1 if unknown; when
-# the machine booted, by the clock of the first row, -1 if unknown; that clock less that of the last row.
+# Of the run of the job, see `colmet.common.tables`: its number, and that of the run before, -1 if
+# unknown; when the machine booted, by the clock of the first row, -1 if unknown; that clock less that of the last row.
 RUN, FORMER_RUN, BOOTED, CLOCK_STEP = range(4)
 T_TIME, T_ROWS, T_STEP, T_VOTES = range(4)  # of a table: time of its last row, rows, the usual step between them
 C_LAST, C_TIME, C_GROWN, C_COUNT, C_LEFT = range(5)  # of a counter

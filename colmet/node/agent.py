@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from colmet.common.config.reload import Prepare, at_once
+from colmet.common.config.configuration import Prepare, at_once
 from colmet.common.daemon.control import Errands
 from colmet.common.daemon.daemon_health import ClockWatch
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import TokenBucket
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.schema import Batch, Sample, Table
 from colmet.node.backend import InputBackend
 from colmet.node.delivery.outbox import SendQueue

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from colmet.common.config import cli
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Settings
 from colmet.common.daemon.control import ERRAND_S, MIN_REST_S, REST_SHARE, RUST_COMMAND, Control, Errands, Handler
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.wakeup import Wakeup

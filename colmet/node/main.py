@@ -15,17 +15,16 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from colmet.common.config import cli, plugins
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Settings
 from colmet.common.daemon import control, metrics_http, startup
 from colmet.common.daemon.daemon_health import DaemonIdentity
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.startup import tame_malloc, trim_malloc
 from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.host.deadline import Call
+from colmet.common.host.command import Call
 from colmet.common.host.host import Host
-from colmet.common.tables.agent import SCHEMA as AGENT
-from colmet.common.tables.mapping import SCHEMA as MAPPING
+from colmet.common.tables.agent import AGENT, MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.wire import v1
 from colmet.common.wire.control import Request

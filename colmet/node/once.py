@@ -15,10 +15,9 @@ from colmet import __version__
 from colmet.common.config import plugins
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.host import Host
-from colmet.common.schema import Field, Sample, Table, Value
-from colmet.common.tables.agent import SCHEMA as ACCOUNT
-from colmet.common.text.text_layout import columns, printable, wrap
-from colmet.common.units import UNITS
+from colmet.common.schema import UNITS, Field, Sample, Table, Value
+from colmet.common.tables.agent import AGENT as ACCOUNT
+from colmet.common.text import columns, printable, wrap
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.controllers import distinct_controllers
 from colmet.node.jobs.job import NODE_JOB, Job

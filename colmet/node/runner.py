@@ -20,13 +20,12 @@ from colmet.common.config.cli import Options
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
-from colmet.common.host.deadline import Call
+from colmet.common.host.command import Call
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
+from colmet.common.tables import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, RUN, UPTIME
 from colmet.common.tables.agent import BACKEND_COUNTERS
-from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
-from colmet.common.tables.runs import RUN, UPTIME
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics import completeness

@@ -11,7 +11,7 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.commands import report as command
-from colmet.common.text import quantities as units
+from colmet.common import text as units
 from colmet.jobs.report import gpus, page
 from colmet.jobs.report.rows import DELAY_S, gather
 from colmet.jobs.report.text import show

@@ -12,7 +12,6 @@ from contextlib import closing
 import h5py
 import pytest
 
-from colmet.collector.journal.check import check
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segments import list_segments
 from colmet.commands import logins
@@ -67,9 +66,6 @@ def test_a_journal_and_a_position(journal, name):
     with pytest.raises(ConfigError, match=f"{name} {SAYS}move"):
         opened(journal)
     assert content(journal) == before
-    if name == "journal.json":
-        with pytest.raises(ConfigError, match=SAYS):
-            check(str(journal))
 
 
 def test_a_segment(journal):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from colmet.collector import main as collector
-from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.common.config import plugins
 from colmet.common.config.configuration import Configuration
 from colmet.common.errors import ConfigError
@@ -117,16 +116,6 @@ def test_rows_of_a_plug_in_backend_arrive_through_a_plug_in_output(samples, tmp_
     assert 0 < values["open_files"] <= values["max_files"]
 
 
-def test_rows_of_a_plug_in_backend_reach_hdf5(samples, tmp_path):
-    import tables
-
-    path = str(tmp_path / "x.hdf5")
-    write(Hdf5Output(path), [batch_of(["--enable-filehandles"])])
-    with tables.open_file(path) as file:
-        rows = file.get_node("/job_0/filehandles_default")[:]
-    assert rows["open_files"][0] > 0 and rows["metric_backend"].tolist() == [b"filehandles_default"]
-
-
 def test_the_sample_is_a_backend_of_colmet_by_the_steps_of_the_page(tmp_path):
     """The class in a file of its own, the table in the catalogue, a line in NAMES."""
     shutil.copytree(ROOT / "colmet", tmp_path / "colmet", ignore=shutil.ignore_patterns("__pycache__", "static"))
@@ -140,7 +129,7 @@ def test_the_sample_is_a_backend_of_colmet_by_the_steps_of_the_page(tmp_path):
     text = text.replace(fields, "").replace(schema, "SCHEMA").replace("import Field, Sample, Schema", "import Sample")
     declared = "from colmet.common.tables.filehandles import PATH, SCHEMA\n"
     (top / "filehandles.py").write_text(text.replace("from colmet.node.backend", f"{declared}from colmet.node.backend"))
-    edit(tables / "__init__.py", '*("taskstats",', '*("filehandles", "taskstats",')
+    edit(tables / "__init__.py", '("tasks", ', '("filehandles", "tasks", ')
     edit(
         top / "__init__.py",
         "NAMES = {\n",

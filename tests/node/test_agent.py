@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError, ParseError
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema
-from colmet.common.tables.runs import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace
 from colmet.node.jobs.job import Job

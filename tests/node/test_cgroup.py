@@ -17,7 +17,7 @@ import pytest
 
 from colmet.common.host.host import Host
 from colmet.common.schema import Table
-from colmet.common.tables.runs import RUN, UPTIME
+from colmet.common.tables import RUN, UPTIME
 from colmet.common.wire.colmet_rs import CPU, MEMORY
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
 from colmet.node.jobs.job import Job

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.startup import load
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.host.host import Host
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES

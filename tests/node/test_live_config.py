@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.common.config.reload import Settings, at_once
+from colmet.common.config.configuration import Settings, at_once
 from colmet.common.daemon.control import Control, Errands
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.transport import Push

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from colmet.common.errors import ParseError
 from colmet.common.host import processes as processes_module
 from colmet.common.host.processes import Question
-from colmet.common.tables.runs import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 from colmet.node.accounting.job_cpu_time import FULL_TICKS
 from colmet.node.backends import taskstats
 from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Settings
 from colmet.common.daemon import control
 from colmet.common.daemon.status_checks import judge
 from colmet.common.daemon.systemd import Service

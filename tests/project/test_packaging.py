@@ -240,12 +240,12 @@ def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
     invoke = tmp_path / "deb-systemd-invoke"
     invoke.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/done\n')
     invoke.chmod(0o755)
-    script = script.replace("#DEBHELPER#", "deb-systemd-invoke stop colmet-collector.service colmet-web.service")
+    script = script.replace("#DEBHELPER#", "deb-systemd-invoke stop colmet-collector.service")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, timeout=60)
     stopped = (tmp_path / "done").read_text().replace("stop ", "").split()
-    first = ["colmet-collector.socket", "colmet-notices.timer"]
-    assert stopped == [*first, "colmet-collector.service", "colmet-web.service"]
+    first = ["colmet-collector.socket", "colmet-notices.timer", "colmet-web.service"]
+    assert stopped == [*first, "colmet-collector.service"]
 
 
 def test_the_page_links_all_programs_of_a_pip_installation():

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from colmet.common.daemon import startup
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.host.host import Host
 from colmet.common.wire import v1
 from colmet.node import main

@@ -14,7 +14,7 @@ import sys
 import time
 
 from colmet.common.daemon import startup
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Field, Sample, Schema

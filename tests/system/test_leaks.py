@@ -14,7 +14,7 @@ import pytest
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.collector.options import build_parser
+from colmet.collector.main import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.daemon.startup import load
 from colmet.common.host.host import Host

@@ -237,7 +237,6 @@ class Receiver:
         return True
 
     def _count(self, sender: Sender, batch: Batch, dialect: str, now_ns: int) -> None:
-        """Count a new batch."""
         rows = batch.row_count
         sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, dialect
         sender.batches += 1

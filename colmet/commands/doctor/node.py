@@ -24,8 +24,7 @@ from colmet.common.daemon.checks import (
 from colmet.common.errors import BackendUnavailable, ColmetError
 from colmet.common.host.capabilities import NUMBERS, bits, has_all, missing
 from colmet.common.host.host import Host
-from colmet.common.host.installation import document
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted, document
 from colmet.node.backend import InputBackend
 from colmet.node.system.privileges import suggest
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from colmet.commands.doctor.target import COMMAND_S, Target
 from colmet.common.daemon.checks import Finding, Unchecked, fail, good, warn
 from colmet.common.host.host import Host
-from colmet.common.text.quantities import size
+from colmet.common.text import size
 
 LOW_BYTES, LOW_SHARE = 64 << 20, 0.05
 LOW_FILES = 100

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common.config.suggestions import did_you_mean
+from colmet.common.config.cli import did_you_mean
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.columns import REAL, STATES, JobColumn

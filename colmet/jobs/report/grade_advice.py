@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from colmet.common.text.quantities import cores, count, duration, percent, size
+from colmet.common.text import cores, count, duration, percent, size
 from colmet.jobs.advice import CPU_WAIT_SOME, MEMORY_SPARE, over
 from colmet.jobs.figures import Advice, Report, Use
 from colmet.jobs.grades import BLAMES, CORES, EXCEEDED, EXPLAINS, GPUS, LOW, MEMORY, POOR, WALLTIME

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from colmet.common.lines import LONGEST, shown, text_of
-from colmet.common.text.clock import Clock
-from colmet.common.text.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
+from colmet.common.text import UNKNOWN, Clock, cores, count, duration, rough_percent, size, utc
 from colmet.jobs.advice import LEAST_WALL_S
 from colmet.jobs.columns import RUNNING
 from colmet.jobs.figures import BatchFacts, Judgement, Report, Use

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from colmet.common.text.quantities import cores, count, size
+from colmet.common.text import cores, count, size
 from colmet.jobs.columns import RUNNING
 from colmet.jobs.figures import BatchFacts, GpuUse, Number, Report, Use, ratio
 from colmet.jobs.grades import CORES, GPUS, MEMORY, WALLTIME, Judged, grade

@@ -25,7 +25,7 @@ from colmet.common.measures import (
     TASKS_TABLE,
     Source,
 )
-from colmet.common.text.quantities import some_of
+from colmet.common.text import some_of
 from colmet.jobs.advice import advise, withheld
 from colmet.jobs.columns import Summary
 from colmet.jobs.figures import GpuUse, HostFigures, MemoryUse, Number, Report, Whereabouts, added

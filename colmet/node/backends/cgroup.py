@@ -21,7 +21,8 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import ParseError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
+from colmet.common.tables.cgroup import CGROUP_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.cgroup import SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import (

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.infiniband import AGENT_COUNTERS, COUNTERS, DEVICES, FULL, PORTS, SCHEMA
+from colmet.common.tables.network import DEVICES, FULL, PORTS
+from colmet.common.tables.network import INFINIBAND as SCHEMA
+from colmet.common.tables.network import INFINIBAND_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.network import PORT_COUNTERS as COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.sums import Sums
@@ -171,7 +173,7 @@ class InfinibandBackend(InputBackend):
             action="store_true",
             help=Rare("count data in words of 8 bytes, as Omni-Path adapters do (default: 4, as InfiniBand)"),
         )
-        require(parser, "--enable-infiniband", "--omnipath")
+        parser.require("--enable-infiniband", "--omnipath")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:

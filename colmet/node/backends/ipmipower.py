@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed, ConfigError, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample
-from colmet.common.tables.ipmipower import SCHEMA
+from colmet.common.tables.power import IPMI_POWER as SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
 
@@ -248,7 +247,7 @@ class IpmipowerBackend(InputBackend):
                 "--ipmipower-cmd 'ipmi-oem -h bmc ...' (default: the first tool that works)"
             ),
         )
-        require(parser, "--enable-ipmipower", "--ipmipower-")
+        parser.require("--enable-ipmipower", "--ipmipower-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:

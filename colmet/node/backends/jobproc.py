@@ -23,7 +23,8 @@ from colmet.common.errors import ParseError
 from colmet.common.host.host import Host, Kept, is_gone
 from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
-from colmet.common.tables.jobproc import CPU_FIELD, IO_FIELDS, SCHEMA
+from colmet.common.tables.tasks import CPU_FIELD, IO_FIELDS
+from colmet.common.tables.tasks import JOBPROC as SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
-from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, METADATA, MOUNTS, SCHEMA, SOMETIMES
+from colmet.common.tables.network import ALWAYS, METADATA, MOUNTS, SOMETIMES
+from colmet.common.tables.network import LUSTRE as SCHEMA
+from colmet.common.tables.network import LUSTRE_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import unescape
@@ -147,7 +148,7 @@ class LustreBackend(InputBackend):
                 "'' or '*': all (default: %(default)s)"
             ),
         )
-        require(parser, "--enable-lustre", "--lustre-")
+        parser.require("--enable-lustre", "--lustre-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> LustreBackend | None:

@@ -13,7 +13,8 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.nvidia import AGENT_COUNTERS, GPUS, JOBS, MAX_JOBS, SCHEMA
+from colmet.common.tables.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA
+from colmet.common.tables.nvidia import NVIDIA_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.gpus.allocation import Allocations
 from colmet.node.gpus.nvml import NvmlReader

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
-from colmet.common.tables.perfhw import AGENT_COUNTERS, MAX_EVENTS, SCHEMA
+from colmet.common.tables.tasks import MAX_EVENTS
+from colmet.common.tables.tasks import PERFHW as SCHEMA
+from colmet.common.tables.tasks import PERFHW_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel import perfchoices, perfcounters, perfevents
@@ -112,7 +113,7 @@ class PerfhwBackend(InputBackend):
             action="store_true",
             help=Rare("release a job's counters while a process of the job uses perf; rows are missing meanwhile"),
         )
-        require(parser, "--enable-perfhw", "--perfhw-")
+        parser.require("--enable-perfhw", "--perfhw-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> PerfhwBackend | None:

@@ -16,7 +16,10 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.rapl import AGENT_COUNTERS, PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
+from colmet.common.tables.power import PACKAGES, POWERCAP, ZONES
+from colmet.common.tables.power import RAPL as SCHEMA
+from colmet.common.tables.power import RAPL_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.power import RAPL_ZONES as ZONE_SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.selfmetrics.mapping import CounterName

@@ -22,7 +22,8 @@ from colmet.common.daemon.logs import OnceLog
 from colmet.common.errors import ParseError
 from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT, Sample, Schema
-from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
+from colmet.common.tables.tasks import TASKSTATS as SCHEMA
+from colmet.common.tables.tasks import TASKSTATS_COUNTERS as AGENT_COUNTERS
 from colmet.node.accounting.accumulator import Accumulator, Ints, KeptJob, as_values, pack_totals, unpack_totals
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime

@@ -14,7 +14,11 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.temperature import AGENT_COUNTERS, COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
+from colmet.common.tables.power import HWMON, THERMAL
+from colmet.common.tables.power import SENSORS as SENSOR_SCHEMA
+from colmet.common.tables.power import TEMPERATURE_COLUMNS as COLUMNS
+from colmet.common.tables.power import TEMPERATURE_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.power import TEMPERATURES as SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
 from colmet.node.selfmetrics.mapping import CounterName

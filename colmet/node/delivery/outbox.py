@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.wakeup import Wakeup
-from colmet.common.ranges import Ranges
 from colmet.common.schema import Batch
+from colmet.common.wire.link import Ranges
 from colmet.node.delivery.spool import Dropped, EncodedBatch, Spool
 
 log = logging.getLogger(__name__)

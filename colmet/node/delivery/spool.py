@@ -27,10 +27,10 @@ from typing import NamedTuple
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import WireError, is_later, later_form
 from colmet.common.host.host import PrivateDirectory
-from colmet.common.ranges import Ranges
 from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
 from colmet.common.schema import Schema
 from colmet.common.wire import v1
+from colmet.common.wire.link import Ranges
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import WireError
-from colmet.common.ranges import Ranges
 from colmet.common.schema import Schema
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import link as wire
+from colmet.common.wire.link import Ranges
 
 log = logging.getLogger(__name__)
 

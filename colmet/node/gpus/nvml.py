@@ -10,7 +10,7 @@ from typing import Any
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.host.installation import how_to_install
+from colmet.common.text import how_to_install
 from colmet.node.gpus.reading import Gpu, GpuReader, Process
 
 log = logging.getLogger(__name__)

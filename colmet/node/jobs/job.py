@@ -40,7 +40,7 @@ class Job:
             elsewhere.
         is_watched: whether the agent notices each task that is moved into the job.
         listed_ns: time since the machine's boot at which the reading of the present `pids` began.
-        run: number of this run of the job, see `colmet.common.tables.runs`; None if its directory was not seen.
+        run: number of this run, see `colmet.common.tables`; None if the job's directory was not seen.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.host.host import Host, is_gone
 from colmet.common.host.processes import Processes
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.places import ABSENT, Claim, JobPlace, NamedRoot, PlaceState, layout_places

@@ -12,7 +12,7 @@ from colmet.common.errors import ParseError
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
 from colmet.common.schema import MISSING_INT, Table
-from colmet.common.tables.agent import SCHEMA
+from colmet.common.tables.agent import AGENT as SCHEMA
 from colmet.node.schedule import Every
 
 if TYPE_CHECKING:

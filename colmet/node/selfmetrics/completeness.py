@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from colmet.common.schema import Batch, Sample, Schema, Table
-from colmet.common.tables.completeness import ALL, GAPS, SCHEMA
+from colmet.common.tables.agent import ALL, GAPS
+from colmet.common.tables.agent import COMPLETENESS as SCHEMA
 from colmet.node.delivery.spool import Dropped
 from colmet.node.jobs.job import NODE_JOB
 from colmet.node.schedule import Every

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from colmet.common.config import cli
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Table
-from colmet.common.tables.mapping import SCHEMA
+from colmet.common.tables.agent import MAPPING as SCHEMA
 from colmet.node.jobs.job import NODE_JOB
 
 if TYPE_CHECKING:

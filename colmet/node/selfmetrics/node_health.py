@@ -6,14 +6,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from colmet.common.daemon.daemon_health import DaemonIdentity, RecentGrowth, families_of, single
-from colmet.common.daemon.prometheus_text import Family, in_base_unit, labels, named
-from colmet.common.live.job_metrics import JobMetrics
-from colmet.common.live.latest_tables import LatestTables
+from colmet.common.daemon.daemon_health import (
+    DaemonIdentity,
+    Family,
+    RecentGrowth,
+    families_of,
+    in_base_unit,
+    labels,
+    named,
+    single,
+)
+from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.schema import Batch
-from colmet.common.tables.agent import SCHEMA
-from colmet.common.text.quantities import counted
+from colmet.common.tables.agent import AGENT as SCHEMA
+from colmet.common.text import counted
 from colmet.node.delivery.uplink import Uplink, UplinkState
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import requests
 import urllib3
 
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.host.deadline import Call
+from colmet.common.host.command import Call
 
 POLL_S = 0.2  # between two checks whether to stop, for those who wait for another try
 STOP_S = 1.0  # for an exchange to end once the program is to stop
@@ -146,7 +146,7 @@ class HttpClient:
         timeout_s: float | tuple[float, float],
         deadline_s: float | None = None,
     ) -> HttpResponse:
-        """Send a request and return the response, also one with an error status.
+        """Send a request and return the response, also one with an error status; HttpFailure if there is no response.
 
         Args:
             method: of HTTP.
@@ -155,9 +155,6 @@ class HttpClient:
             headers: in addition to those of every request.
             timeout_s: for each step: to connect, and between bytes; two numbers if they differ.
             deadline_s: for the whole exchange; None if only the steps are bounded.
-
-        Raises:
-            HttpFailure: there is no response.
         """
         tls = self._tls
         exchange = _Exchange(
@@ -219,7 +216,6 @@ class _Exchange:
             self._error = err
 
     def _read(self, response: requests.Response) -> tuple[bytes, HttpFailure | None]:
-        """Return the body, up to the limit, and why it is incomplete."""
         pieces: list[bytes] = []
         room = self._max_bytes + 1
         failure = None

@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from colmet import __version__
-from colmet.common.clients.http_client import (
+from colmet.common.config import cli
+from colmet.common.config.cli import Options
+from colmet.common.config.secretfile import read_line
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.http_client import (
     HttpClient,
     HttpFailure,
     TlsOptions,
@@ -27,12 +32,6 @@ from colmet.common.clients.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.common.config import cli
-from colmet.common.config.cli import Options
-from colmet.common.config.configuration import require
-from colmet.common.config.secretfile import read_line
-from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.errors import ConfigError, OutputUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +206,7 @@ def add_options(parser: Options, purpose: str) -> None:
     parser.add_argument(
         "--elastic-client-key", metavar="FILE", help=cli.Rare("key of the client certificate, if in another file")
     )
-    require(parser, "--elastic-host", "--elastic-", "--http-credentials", "--no-check-certificates")
+    parser.require("--elastic-host", "--elastic-", "--http-credentials", "--no-check-certificates")
 
 
 def checked_urls(options: argparse.Namespace) -> list[str]:
@@ -295,7 +294,6 @@ def open_client(options: argparse.Namespace, warns: bool = True) -> DatabaseClie
 
 
 def _authorization(options: argparse.Namespace, warns: bool) -> str:
-    """Return the value of the Authorization header; "" without credentials."""
     credentials, api_key = options.http_credentials, options.elastic_api_key_file
     in_address = {given for _, given in map(_parted, options.elastic_host) if given}
     if in_address and warns:
