@@ -14,10 +14,10 @@ from colmet.common.host.command import Call
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample
 from colmet.common.tables import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
+from colmet.node.agent_tables import Meter
 from colmet.node.backend import InputBackend
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.selfmetrics.agent_stats import Meter
-from colmet.node.selfmetrics.mapping import CounterName
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from colmet.common.daemon.control import RUST_COMMAND, Control, Errands, Handler
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, Refused, WireError
 from colmet.common.wire.control import Request, decode_request, encode
-from colmet.node.kernel import perfchoices
+from colmet.node.kernel import perfevents
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ def parse(request: Request) -> dict[str, Any]:
             else:
                 if "perfhw_list" in values:
                     raise ConfigError("given twice, by two names")
-                texts = perfchoices.split(_text(value))
-                values["perfhw_list"] = [perfchoices.text(perfchoices.parse(text)) for text in texts]
+                texts = perfevents.split_choices(_text(value))
+                values["perfhw_list"] = [perfevents.choice_text(perfevents.parse_choice(text)) for text in texts]
         except (argparse.ArgumentTypeError, ConfigError) as err:
             raise Refused(f"{key}: {err}") from err
     if not values:
@@ -66,7 +66,7 @@ def parse(request: Request) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     if isinstance(value, str):
-        return value[: perfchoices.MAX_TEXT + 1]
+        return value[: perfevents.MAX_TEXT + 1]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return repr(value)
     raise ConfigError("neither a text nor a number")

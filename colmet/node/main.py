@@ -22,13 +22,14 @@ from colmet.common.daemon.startup import tame_malloc, trim_malloc
 from colmet.common.daemon.systemd import Service
 from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError, Refused
+from colmet.common.host import capabilities
 from colmet.common.host.command import Call
 from colmet.common.host.host import Host
 from colmet.common.tables.agent import AGENT, MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.wire import v1
 from colmet.common.wire.control import Request
-from colmet.node import live_config, rust_configuration
+from colmet.node import agent_tables, counter_names, live_config, placement, rust_configuration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
 from colmet.node.backends import NAMES
@@ -39,11 +40,9 @@ from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import OAR2_ROOTS, JobSource
+from colmet.node.node_health import NodeHealth
 from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule, self_metrics_period_s
-from colmet.node.selfmetrics import agent_stats, completeness, mapping
-from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system import placement, privileges
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     options.state_dir = ""
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
-        privileges.drop(name for cls in classes for name in cls.capabilities)
+        capabilities.drop(name for cls in classes for name in cls.capabilities)
 
     def stopping() -> bool:
         if signals.stop_wanted():
@@ -188,7 +187,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         return 0
     parts = build(options, classes, host)
     if not options.keep_privileges:
-        privileges.drop(name for backend in parts.backends for name in backend.capabilities)
+        capabilities.drop(name for backend in parts.backends for name in backend.capabilities)
     place = placement.Placement(host)
     if parts.security is None:
         log.warning("%s", curve.OFF)
@@ -306,8 +305,8 @@ def make_agent(
         sending.queue,
         Schedule(options.sample_period),
         placement=place,
-        agent_stats=agent_stats.AgentStats(host, self_metrics_period_s(options.sample_period)),
-        mapping=mapping.CounterNames(host, options.mapping_dir),
+        agent_stats=agent_tables.AgentStats(host, self_metrics_period_s(options.sample_period)),
+        mapping=counter_names.CounterNames(host, options.mapping_dir),
         health=health,
         completeness=open_completeness(options.sample_period, sending.queue, sending.uplinks),
     )
@@ -375,18 +374,18 @@ def _find_collector(options: argparse.Namespace, settings: Settings, state: dict
 
 def open_completeness(
     sample_period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]
-) -> completeness.CompletenessStats:
+) -> agent_tables.CompletenessStats:
     """Return the counts of completeness."""
 
-    def delivery_totals() -> completeness.DeliveryTotals:
-        return completeness.DeliveryTotals(
+    def delivery_totals() -> agent_tables.DeliveryTotals:
+        return agent_tables.DeliveryTotals(
             queue.outbox.stats.totals(),  # as in the other rows, without those of earlier starts
             queue.outbox.stats.by_table(),
             queue.dropped_ranges(),
             sum(uplink.duplicates for uplink in uplinks),
         )
 
-    return completeness.CompletenessStats(
+    return agent_tables.CompletenessStats(
         delivery_totals, self_metrics_period_s(sample_period_s), (AGENT.name, MAPPING.name)
     )
 

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from colmet.common.config import cli
 from colmet.common.daemon import control, metrics_http, startup
 from colmet.common.transport import curve
-from colmet.node import live_config, once, rust_configuration
+from colmet.node import counter_names, live_config, once, rust_configuration
 from colmet.node.backend import InputBackend
 from colmet.node.delivery import link
 from colmet.node.jobs.places import DEFAULT_PATTERN
-from colmet.node.selfmetrics import mapping
-from colmet.node.system import privileges
 
 # Options of Colmet 0.6: its command lines may abbreviate these.
 OPTIONS_06 = frozenset(
@@ -53,13 +51,17 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     )
     for backend in backends:
         backend.add_options(group)
-    mapping.add_options(group)
+    counter_names.add_options(group)
     daemon = parser.add_argument_group("how colmet-node runs")
     control.add_options(daemon, "node")
     metrics_http.add_options(daemon)
     live_config.add_options(daemon)
     rust_configuration.add_options(daemon)
-    privileges.add_options(daemon)
+    daemon.add_argument(
+        "--keep-privileges",
+        action="store_true",
+        help=cli.Rare("keep all rights of root (default: only those required for measuring; -v logs them)"),
+    )
     return parser
 
 

@@ -20,11 +20,10 @@ from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
 from colmet.common.tables import RUN, UPTIME
 from colmet.common.tables.agent import BACKEND_COUNTERS
+from colmet.node.agent_tables import FAILED, LATE, Meter
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.jobs.job import Job
-from colmet.node.selfmetrics.agent_stats import Meter
-from colmet.node.selfmetrics.completeness import FAILED, LATE
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import pytest
 
 from colmet.common.daemon.startup import load
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
+from colmet.common.host import capabilities
 from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
@@ -23,7 +24,6 @@ from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.options import build_parser
-from colmet.node.system import privileges
 
 COMMAND = [sys.executable, "-m", "colmet.node.main", "--once"]
 
@@ -121,7 +121,7 @@ def test_it_says_which_controllers_hold_the_jobs_and_how_oar_counts_their_memory
 
 
 def test_brief_is_a_screen_with_a_line_for_each_job_and_why_a_backend_is_off(fake, monkeypatch):
-    monkeypatch.setattr(privileges, "find_lacking", lambda *names: [])
+    monkeypatch.setattr(capabilities, "find_lacking", lambda *names: [])
     for number in range(1, 13):
         job(fake, f"bob_{number}", "", "1\n2\n")
     schema = Schema(

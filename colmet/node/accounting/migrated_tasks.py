@@ -11,7 +11,7 @@ from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.finished_tasks import FinishedTasks
 from colmet.node.accounting.task_states import TaskStates
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.procstat import Stat
+from colmet.node.kernel.textfiles import Stat
 
 
 class MigratedTasks:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from colmet.common.host.host import Host
 from colmet.common.host.processes import NoAnswer
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.procstat import Stat, ask_stats
+from colmet.node.kernel.textfiles import Stat, ask_stats
 
 
 class TaskStates:

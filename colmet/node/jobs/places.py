@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from colmet.common.errors import ConfigError
+from colmet.common.host.capabilities import suggest
 from colmet.common.host.host import Host, is_gone
 from colmet.node.jobs.layouts import LAYOUTS, Claim, JobLayout, job_number
 from colmet.node.jobs.mounts import Mounts
-from colmet.node.system.privileges import suggest
 
 if TYPE_CHECKING:
     from colmet.node.jobs.watches import Directories
