@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.common.daemon.startup import load
-from colmet.common.tables.agent import SCHEMA as AGENT
+from colmet.common.tables.agent import AGENT
 from colmet.common.wire.colmet06 import RECORDS
 from colmet.node.backends import NAMES
 from colmet.node.counter_names import SCHEMA as MAPPING
