@@ -23,7 +23,7 @@ from colmet.collector.journal.output_state import OutputState
 from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.tables import cgroup, procstats, tasks
-from colmet.node.selfmetrics.completeness import CompletenessStats, DeliveryTotals
+from colmet.node.agent_tables import CompletenessStats, DeliveryTotals
 
 START_S = 1_700_000_000
 PERIOD_S = 5

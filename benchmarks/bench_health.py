@@ -29,7 +29,7 @@ from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode
 from colmet.node.backends import NAMES
-from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.node_health import NodeHealth
 
 Figures = list[Figure]
 

@@ -20,17 +20,16 @@ from colmet.common.daemon.pacing import TokenBucket
 from colmet.common.daemon.systemd import Service
 from colmet.common.daemon.wakeup import Signals
 from colmet.common.schema import Batch, Sample, Table
+from colmet.node.agent_tables import AgentStats, CompletenessStats, Meter
 from colmet.node.backend import InputBackend
+from colmet.node.counter_names import CounterNames
 from colmet.node.delivery.outbox import SendQueue
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.source import JobScan, JobSource
+from colmet.node.node_health import NodeHealth
+from colmet.node.placement import Placement
 from colmet.node.runner import BackgroundBackend, Runner, connect
 from colmet.node.schedule import Schedule, self_metrics_period_s
-from colmet.node.selfmetrics.agent_stats import AgentStats, Meter
-from colmet.node.selfmetrics.completeness import CompletenessStats
-from colmet.node.selfmetrics.mapping import CounterNames
-from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system.placement import Placement
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.tables import is_declared
 from colmet.common.tables.agent import BACKEND_COUNTERS
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.selfmetrics.mapping import CounterName
 
 JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; None: missing
 

@@ -24,7 +24,7 @@ from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import ConfigError, Refused, WireError
 from colmet.common.transport import Pull
 from colmet.common.wire.control import MAX_REQUEST_BYTES, Request, decode_answer, decode_request, encode
-from colmet.node.kernel import perfchoices
+from colmet.node.kernel import perfevents
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ def parse(request: Request) -> dict[str, Any]:
             else:
                 if "perfhw_list" in values:
                     raise ConfigError("given twice, by two names")
-                texts = perfchoices.split(_text(value))
-                values["perfhw_list"] = [perfchoices.text(perfchoices.parse(text)) for text in texts]
+                texts = perfevents.split_choices(_text(value))
+                values["perfhw_list"] = [perfevents.choice_text(perfevents.parse_choice(text)) for text in texts]
         except (argparse.ArgumentTypeError, ConfigError) as err:
             raise Refused(f"{key}: {err}") from err
     if not values:
@@ -84,7 +84,7 @@ def parse(request: Request) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     if isinstance(value, str):
-        return value[: perfchoices.MAX_TEXT + 1]
+        return value[: perfevents.MAX_TEXT + 1]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return repr(value)
     raise ConfigError("neither a text nor a number")

@@ -22,13 +22,14 @@ from colmet.common.daemon.startup import tame_malloc, trim_malloc
 from colmet.common.daemon.systemd import Service
 from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError, Refused
+from colmet.common.host import capabilities
 from colmet.common.host.command import Call
 from colmet.common.host.host import Host
 from colmet.common.tables.agent import AGENT, MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.wire import v1
 from colmet.common.wire.control import Request
-from colmet.node import live_config, once
+from colmet.node import agent_tables, counter_names, live_config, once, placement
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
 from colmet.node.backends import NAMES
@@ -38,10 +39,8 @@ from colmet.node.delivery.uplink import Requests, Times, Uplink
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import OAR2_ROOTS, JobSource
+from colmet.node.node_health import NodeHealth
 from colmet.node.schedule import Schedule, self_metrics_period_s
-from colmet.node.selfmetrics import agent_stats, completeness, mapping
-from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system import placement, privileges
 
 log = logging.getLogger(__name__)
 
@@ -116,12 +115,16 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     )
     for backend in backends:
         backend.add_options(group)
-    mapping.add_options(group)
+    counter_names.add_options(group)
     daemon = parser.add_argument_group("how colmet-node runs")
     control.add_options(daemon, "node")
     metrics_http.add_options(daemon)
     live_config.add_options(daemon)
-    privileges.add_options(daemon)
+    daemon.add_argument(
+        "--keep-privileges",
+        action="store_true",
+        help=cli.Rare("keep all rights of root (default: only those required for measuring; -v logs them)"),
+    )
     return parser
 
 
@@ -197,7 +200,7 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     options.state_dir = ""
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
-        privileges.drop(name for cls in classes for name in cls.capabilities)
+        capabilities.drop(name for cls in classes for name in cls.capabilities)
 
     def look() -> tuple[str, int]:
         with contextlib.closing(find_jobs(options, host)) as source:
@@ -236,7 +239,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         return 0
     parts = build(options, classes, host)
     if not options.keep_privileges:
-        privileges.drop(name for backend in parts.backends for name in backend.capabilities)
+        capabilities.drop(name for backend in parts.backends for name in backend.capabilities)
     place = placement.Placement(host)
     if parts.security is None:
         log.warning("%s", curve.OFF)
@@ -281,8 +284,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             queue,
             Schedule(options.sample_period),
             placement=place,
-            agent_stats=agent_stats.AgentStats(host, own_period_s),
-            mapping=mapping.CounterNames(host, options.mapping_dir),
+            agent_stats=agent_tables.AgentStats(host, own_period_s),
+            mapping=counter_names.CounterNames(host, options.mapping_dir),
             health=health,
             completeness=open_completeness(own_period_s, queue, uplinks),
         )
@@ -365,18 +368,18 @@ def _find_collector(options: argparse.Namespace, settings: Settings, state: dict
     return False
 
 
-def open_completeness(period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]) -> completeness.CompletenessStats:
+def open_completeness(period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]) -> agent_tables.CompletenessStats:
     """Return the counts of completeness."""
 
-    def delivery_totals() -> completeness.DeliveryTotals:
-        return completeness.DeliveryTotals(
+    def delivery_totals() -> agent_tables.DeliveryTotals:
+        return agent_tables.DeliveryTotals(
             queue.outbox.stats.totals(),  # as in the other rows, without those of earlier starts
             queue.outbox.stats.by_table(),
             queue.dropped_ranges(),
             sum(uplink.duplicates for uplink in uplinks),
         )
 
-    return completeness.CompletenessStats(delivery_totals, period_s, (AGENT.name, MAPPING.name))
+    return agent_tables.CompletenessStats(delivery_totals, period_s, (AGENT.name, MAPPING.name))
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from colmet import __version__
 from colmet.common.config import plugins
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.host import capabilities
 from colmet.common.host.host import Host
 from colmet.common.schema import UNITS, Field, Sample, Table, Value
 from colmet.common.tables.agent import AGENT as ACCOUNT
 from colmet.common.text import columns, printable, wrap
+from colmet.node.agent_tables import AgentStats
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.controllers import distinct_controllers
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
 from colmet.node.jobs.source import JobSource
 from colmet.node.runner import Runner, connect
-from colmet.node.selfmetrics.agent_stats import AgentStats
-from colmet.node.system import privileges
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ def format_table(table: Table, only_known: bool = False, counters: Mapping[str, 
 def _about(host_name: str) -> Iterator[str]:
     system = os.uname()
     yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
-    if lacking := privileges.find_lacking(*sorted(privileges.CORE)):
-        remedy = privileges.suggest(*lacking)
+    if lacking := capabilities.find_lacking(*sorted(capabilities.CORE)):
+        remedy = capabilities.suggest(*lacking)
         yield from wrap(f"Values of other users' jobs may be missing without {', '.join(lacking)}: {remedy}.", WIDTH)
 
 

@@ -26,11 +26,11 @@ from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
 from colmet.common.tables import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, RUN, UPTIME
 from colmet.common.tables.agent import BACKEND_COUNTERS
+from colmet.node import agent_tables
+from colmet.node.agent_tables import Meter
 from colmet.node.backend import InputBackend
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.selfmetrics import completeness
-from colmet.node.selfmetrics.agent_stats import Meter
-from colmet.node.selfmetrics.mapping import CounterName
 
 log = logging.getLogger(__name__)
 
@@ -310,10 +310,10 @@ class Runner:
         def measure() -> list[Table]:
             tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns, jobs)
             is_late = isinstance(self.backend, BackgroundBackend) and self.backend.is_busy
-            self.missed = completeness.LATE if is_late else ""
+            self.missed = agent_tables.LATE if is_late else ""
             return tables
 
-        self.missed = completeness.FAILED
+        self.missed = agent_tables.FAILED
         if not self.open():
             return []
         tables: list[Table] = self._call(measure, [])

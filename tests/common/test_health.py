@@ -20,7 +20,7 @@ from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.delivery.uplink import Times, Uplink, UplinkState
-from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.node_health import NodeHealth
 from colmet.web.health import DROPS
 from tests.support.errands import served_errands
 from tests.support.waiting import Clock

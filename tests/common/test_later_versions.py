@@ -24,7 +24,7 @@ from colmet.jobs.archive.archiver import WHOLE, Archiver
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore
 from colmet.node.accounting.accumulator import unpack_totals
 from colmet.node.delivery.spool import EncodedBatch, Spool
-from colmet.node.system.state import BOOT_ID, StateFile
+from colmet.node.state import BOOT_ID, StateFile
 from colmet.notices.state import State, StateError
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.series import RowQuery
@@ -102,7 +102,7 @@ def test_a_segment_of_the_spool(tmp_path, caplog):
 def test_the_state_of_an_agent(fake, caplog):
     fake.write(BOOT_ID, "be9a910b-f225-4156-b5b1-ae7b79859c0c\n")
     fake.mkdir("/run/colmet").chmod(0o700)
-    state = StateFile(fake.host)
+    state = StateFile(fake.host, "/run/colmet")
     assert state.open() and state.save(b"payload")
     path = fake.path / "run/colmet/taskstats.state"
     data = path.read_bytes().replace(b"colmet1", b"colmet2")

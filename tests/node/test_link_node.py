@@ -16,7 +16,7 @@ from colmet.common.wire import link as wire
 from colmet.node.delivery.link import open_outbox
 from colmet.node.delivery.spool import EncodedBatch
 from colmet.node.delivery.uplink import MAX_WAITING, Requests, Uplink, UplinkState, by_preference
-from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.node_health import NodeHealth
 from tests.support.node_link import EPOCH, TIMES, World
 
 

@@ -17,10 +17,9 @@ from colmet.collector import main as collector
 from colmet.common.config.configuration import Configuration
 from colmet.common.daemon import startup
 from colmet.common.daemon.control import default_paths
-from colmet.common.host.capabilities import NUMBERS
+from colmet.common.host.capabilities import CORE, NUMBERS
 from colmet.common.transport import link_uri
 from colmet.node import main as node
-from colmet.node.system.privileges import CORE
 from colmet.notices.options import STATE_DIRECTORY
 from tests.support.place import require_programs, skip_refused
 from tests.support.project import extras, metadata, scripts

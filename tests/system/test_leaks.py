@@ -22,13 +22,13 @@ from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.agent import Agent
+from colmet.node.agent_tables import AgentStats
 from colmet.node.backends import NAMES
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import AgentStats
 from dev.live import Failed, JobRoot
 from dev.workloads import ShortTasks
 from tests.support.direct import Direct

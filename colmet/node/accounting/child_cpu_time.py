@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 
 from colmet.common.host.host import Host
 from colmet.common.host.processes import NoAnswer
-from colmet.node.kernel.procstat import Stat, ask_stats
+from colmet.node.kernel.textfiles import Stat, ask_stats
 
 _MAX_ANCESTORS = 64  # ended ones, up to the nearest live one
 

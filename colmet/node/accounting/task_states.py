@@ -11,7 +11,7 @@ from colmet.common.host.processes import NoAnswer
 from colmet.node.accounting.accumulator import Accumulator, Ints
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.procstat import Stat, ask_stats
+from colmet.node.kernel.textfiles import Stat, ask_stats
 
 
 class TaskStates:

@@ -15,7 +15,7 @@ from colmet.common.host.host import Host, Kept, is_gone
 from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import digest_of
 from colmet.node.jobs.mounts import Mounts
-from colmet.node.system.state import BOOT_ID
+from colmet.node.state import BOOT_ID
 
 log = logging.getLogger(__name__)
 

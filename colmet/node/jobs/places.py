@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from colmet.common.errors import ConfigError
+from colmet.common.host.capabilities import suggest
 from colmet.common.host.host import Host, is_gone
 from colmet.node.jobs.mounts import Mounts
-from colmet.node.system.privileges import suggest
 
 if TYPE_CHECKING:
     from colmet.node.jobs.watches import Directories

@@ -14,10 +14,10 @@ from tests.beds.packages.installed import ROOT
 
 LOAD = """
 from colmet.common.errors import BackendUnavailable
-from colmet.node.system import clib
+from colmet.node.kernel import clib
 from colmet.node.backends import rapl
-from colmet.node.kernel import perfcounters
-for folder, module, variable in (("lib_perf_hw", perfcounters, "A"), ("lib_rapl", rapl, "B")):
+from colmet.node.kernel import perfevents
+for folder, module, variable in (("lib_perf_hw", perfevents, "A"), ("lib_rapl", rapl, "B")):
     try:
         print(clib.load(folder, module.ABI, variable)._name)
     except BackendUnavailable as err:

@@ -1,18 +1,23 @@
-"""Parsers of the files of cgroups: from text to values by column.
+"""The kernel's text files: parsers of those of cgroups, CPUs and tasks, and sums of counters that restart.
 
-A parser adds all values of a file, or none, except as noted. It raises ValueError or IndexError if the file has another
-form.
+A parser of a cgroup's file adds all values of the file, or none, except as noted. It raises ValueError or IndexError if
+the file has another form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from itertools import compress
-from typing import Union
+from typing import NamedTuple, Union
 
-from colmet.common.host.host import Host
+from colmet.common.errors import ParseError
+from colmet.common.host.host import Host, is_gone
+from colmet.common.host.processes import NoAnswer, Question
 from colmet.common.schema import Value
-from colmet.node.kernel.cpus import parse_cpu_list
+from colmet.node.jobs.job import Job
 
 Values = dict[str, Value]
 Parser = Callable[[bytes, Values], None]
@@ -56,12 +61,8 @@ def limit(column: str, beside: str = "") -> Parser:
 class Keyed:
     """Parser of a file of ``key number`` lines.
 
-    The places of the keys are kept from file to file: a kernel always writes them in the same order.
-
-    Args:
-        columns: the keys to read; the column of a missing key is missing.
-        limits: the columns of limits, by key; the column is missing without a limit.
-        name: the key in `columns` of a key in the file.
+    The places of the keys are kept from file to file: a kernel always writes them in the same order. The column of a
+    missing key, or of a missing limit, is missing. `name` returns the key in `columns` of a key in the file.
     """
 
     def __init__(
@@ -81,11 +82,7 @@ class Keyed:
         self._limit_places: list[tuple[str, int]] = []
 
     def __call__(self, data: bytes, values: Values) -> None:
-        """Add a file's numbers to `values`.
-
-        Raises:
-            ValueError, IndexError: another form; or a number out of range, and all others are added.
-        """
+        """Add a file's numbers to `values`; if one is out of range, all others, and raise ValueError."""
         words = data.split()
         if words[::2] != self._keys:
             self._learn(words)
@@ -203,3 +200,123 @@ class Blocks:
                 values[read], values[write] = _measured(sums[b"Read"]), _measured(sums[b"Write"])
 
         return parse
+
+
+MAX_CPUS = 1 << 16  # Linux is built for 8,192 at most
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
+
+
+def parse_cpu_list(text: str | bytes) -> frozenset[int]:
+    """Return CPU numbers from ``0-3,8,10-11``, as in cpuset.cpus; empty text is no CPU.
+
+    The kernel writes each CPU once, ascending. Anything else is a ValueError: a short text cannot cause much work.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("ascii")
+    found: list[int] = []
+    after = 0  # the lowest number that may come
+    for part in text.strip().split(",") if text.strip() else ():
+        match = _RANGE.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not after <= low <= high < MAX_CPUS:
+            raise ValueError(f"not an ascending list of CPUs: {part!r:.40}")
+        found.extend(range(low, high + 1))
+        after = high + 1
+    return frozenset(found)
+
+
+# By controller, as in Job.directory: the CPUs that a job may use, then, on old kernels, the CPUs it was given.
+_CPU_FILES = (("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus"), ("unified", "cpuset.cpus.effective"))
+
+
+def cpu_files(job: Job) -> list[str]:
+    """Return the paths of the files with the CPUs of a job; the first existing one counts."""
+    directories = [(job.directory(controller), name) for controller, name in _CPU_FILES]
+    return [f"{directory}/{name}" for directory, name in directories if directory is not None]
+
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_EXITING = 0x4  # PF_EXITING
+
+
+class Stat(NamedTuple):
+    """A process, or a thread of it."""
+
+    parent: int  # its parent process
+    is_ending: bool  # whether the kernel is removing it
+    cpu_ns: int  # its CPU time, without children
+    charged_ns: int  # CPU time of the children it has waited for, and of theirs
+    began_ns: int  # its start, since boot
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Return the fields of /proc/<pid>/stat; ValueError or IndexError for another form."""
+    fields = data[data.rfind(b")") + 1 :].split(None, 20)  # a name may contain anything
+    own, charged, began = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14]), int(fields[19])
+    is_ending = bool(int(fields[6]) & _EXITING)
+    return Stat(int(fields[1]), is_ending, own * TICK_NS, charged * TICK_NS, began * TICK_NS)
+
+
+def ask_stats(host: Host, asked: Iterable[tuple[int, str]]) -> list[Stat | NoAnswer | None]:
+    """Return the stat of processes or threads, each given by number and party (`Question`); None for ended ones.
+
+    OSError: it cannot be read, though it has not ended.
+    """
+    answers = host.processes.ask([Question(pid, party, partial(_read, host, pid)) for pid, party in asked])
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def _read(host: Host, pid: int) -> Stat | None:
+    path = f"/proc/{pid}/stat"
+    try:
+        data = host.read(path)
+    except OSError as err:
+        if not is_gone(err):
+            raise
+        return None
+    try:
+        return parse_stat(data)
+    except (ValueError, IndexError) as err:
+        raise ParseError(path, data[:80]) from err
+
+
+MAX_TOTAL = 2**63 - 1  # largest value of a column
+
+
+class Sums:
+    """Counters of several parts, added up. A total never decreases.
+
+    A part that is gone or unreadable keeps its last values in the totals. If any counter of a part is lower than
+    before, the part has restarted: its old values stay, and its new values are added in full.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, int]] = {}
+        self._totals: dict[str, int] = {}
+
+    def add(self, part: str, values: Mapping[str, int | None], whole: bool = True) -> None:
+        """Add the current counters of a part, None if unreadable.
+
+        `whole`: whether the value so far of a counter seen for the first time belongs in the totals, or only its later
+        growth.
+        """
+        known = {name: value for name, value in values.items() if value is not None}
+        last = self._last.get(part, {})
+        if any(value < last.get(name, 0) for name, value in known.items()):
+            last = dict.fromkeys(last, 0)
+        for name, value in known.items():
+            grown = value - last.get(name, 0 if whole else value)
+            self._totals[name] = self._totals.get(name, 0) + grown
+        self._last[part] = {**last, **known}
+
+    def keep_only(self, parts: Collection[str]) -> None:
+        """Forget all other parts: a later part of the same name is a new one. The totals stay."""
+        for part in self._last.keys() - parts:
+            del self._last[part]
+
+    def totals(self) -> dict[str, int | None]:
+        """Return the totals by counter; None for a total too large for any column."""
+        return {name: total if total <= MAX_TOTAL else None for name, total in self._totals.items()}

@@ -48,14 +48,8 @@ def add_options(parser: cli.Options) -> None:
 class CounterNames:
     """Builds the table of names and writes the files: at each start and when a name changes; the table hourly, too.
 
-    A thread writes the files: the directory may be on a hung file system.
-
-    Args:
-        host: the machine.
-        directory: for the files; "" for none.
-
-    Attributes:
-        failures: files that could not be written.
+    A thread writes the files, as the directory may be on a hung file system; "" for no files. `failures` counts files
+    that could not be written.
     """
 
     def __init__(self, host: Host, directory: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -74,10 +68,8 @@ class CounterNames:
     ) -> list[Table]:
         """Return the table if it is due; write the changed files.
 
-        Args:
-            time_ns: of the tick.
-            backends: the open ones. Earlier names of the others stay true for their earlier rows.
-            closed: the others. They have a file, too, as in Colmet 0.6.
+        The open `backends` have names. Earlier names of `closed` ones stay true for their earlier rows, and they have a
+        file, too, as in Colmet 0.6.
         """
         changed = False
         for backend in backends:
@@ -120,20 +112,16 @@ class CounterNames:
 
     def _write(self, files: Mapping[str, tuple[Sequence[str], int]]) -> None:
         for prefix, (lines, time_s) in files.items():
-            self._write_one(prefix, lines, time_s)
-
-    def _write_one(self, prefix: str, lines: Sequence[str], time_s: int) -> None:
-        data = "".join([f"{line}\n" for line in lines]).encode()
-        path = f"{self._directory}/{prefix}_mapping.{time_s}.csv"
-        try:
-            self._host.write_new(path, data)
-            log.info("counter names written path=%s", path)
-        except OSError as err:
-            self.failures += 1
-            log.warning(
-                "cannot write %s: %s; name another directory with --mapping-dir, or '' for none: the table %s has the "
-                "same names",
-                path,
-                err.strerror,
-                SCHEMA.name,
-            )
+            path = f"{self._directory}/{prefix}_mapping.{time_s}.csv"
+            try:
+                self._host.write_new(path, "".join([f"{line}\n" for line in lines]).encode())
+                log.info("counter names written path=%s", path)
+            except OSError as err:
+                self.failures += 1
+                log.warning(
+                    "cannot write %s: %s; name another directory with --mapping-dir, or '' for none: the table %s "
+                    "has the same names",
+                    path,
+                    err.strerror,
+                    SCHEMA.name,
+                )

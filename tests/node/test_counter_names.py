@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from colmet.common.schema import Field, Schema
-from colmet.node.selfmetrics.mapping import PERIOD_S, SCHEMA, CounterName, CounterNames
+from colmet.node.counter_names import PERIOD_S, SCHEMA, CounterName, CounterNames
 from tests.support.waiting import Clock
 
 RAPL = Schema("RAPLstats_default", "node", [Field("counter_1", "count", "gauge")])

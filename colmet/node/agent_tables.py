@@ -1,19 +1,125 @@
-"""Completeness: for each table the samples due, measured, sent and dropped, and the time ranges of missing samples."""
+"""Self-metrics: the tables of the agent on itself.
+
+agent_default has a row for the agent as a whole and one for each backend. completeness_default has for each table the
+samples due, measured, sent and dropped; gaps_default the time ranges of missing samples.
+"""
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.common.schema import Batch, Sample, Schema, Table
-from colmet.common.tables.agent import ALL, GAPS
-from colmet.common.tables.agent import COMPLETENESS as SCHEMA
+from colmet.common.errors import ParseError
+from colmet.common.host.host import Host
+from colmet.common.host.processes import Processes
+from colmet.common.schema import Batch, Sample, Schema, Table, Value
+from colmet.common.tables.agent import AGENT as AGENT_SCHEMA
+from colmet.common.tables.agent import ALL, COMPLETENESS, GAPS
 from colmet.node.delivery.spool import Dropped
 from colmet.node.jobs.job import NODE_JOB
 from colmet.node.schedule import Every
+
+if TYPE_CHECKING:
+    from colmet.node.runner import Runner
+
+
+AGENT = b"agent"  # the label of the row of the agent as a whole
+_KBYTES_A_PAGE = resource.getpagesize() // 1024
+
+
+class Meter:
+    """Sums CPU time and wall time of the code within ``with meter:``.
+
+    The thread of `processes` works for the code, too, and is counted. `last_wall_ns` is the wall time of the last run.
+    """
+
+    def __init__(self, processes: Processes | None = None) -> None:
+        self._processes = processes
+        self.cpu_ns = self.wall_ns = self.last_wall_ns = self._cpu = self._wall = 0
+
+    def __enter__(self) -> None:
+        self._wall = time.perf_counter_ns()
+        self._cpu = self._cpu_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu_ns += self._cpu_ns() - self._cpu
+        self.last_wall_ns = time.perf_counter_ns() - self._wall
+        self.wall_ns += self.last_wall_ns
+
+    def _cpu_ns(self) -> int:
+        return time.thread_time_ns() + (self._processes.cpu_ns if self._processes is not None else 0)
+
+
+class AgentStats:
+    """Builds agent_default, at the first tick and then at most once in so many seconds; 0 for one at every tick."""
+
+    def __init__(self, host: Host, period_s: float = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._every = Every(period_s, monotonic)
+        self._statm = host.keep("/proc/self/statm")
+
+    def is_due(self) -> bool:
+        """Return whether the period has passed since the last table; if so, begin the next period."""
+        return self._every.is_due()
+
+    def change(self, period_s: float) -> None:
+        """Set the period, in seconds."""
+        self._every.change(period_s)
+
+    def table(self, time_ns: int, runners: Iterable[Runner], totals: Mapping[str, int]) -> Table:
+        """Return a row for the agent, with its counters by column, then one for each backend."""
+        runners = list(runners)
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        agent: dict[str, Value] = {
+            "backend": AGENT,
+            "is_on": 1,
+            "cpu_time": time.process_time_ns() // 1000,
+            "rows": sum(runner.rows for runner in runners),
+            "failures": sum(runner.failures for runner in runners),
+            "programs_cpu_time": int((children.ru_utime + children.ru_stime) * 1e6),
+            "rss": self._rss(),
+            "open_files": self._open_files(),
+            "kept_files": self._host.kept,
+            **totals,
+        }
+        backends: list[dict[str, Value]] = [
+            {
+                "backend": runner.name.encode(),
+                "is_on": int(runner.is_open),
+                "cpu_time": runner.cpu_ns // 1000,
+                "wall_time": runner.wall_ns // 1000,
+                "rows": runner.rows,
+                "failures": runner.failures,
+                "overruns": runner.overruns,
+                **runner.counters(),
+            }
+            for runner in runners
+        ]
+        return Table.from_samples(AGENT_SCHEMA, time_ns, [Sample(NODE_JOB, values) for values in (agent, *backends)])
+
+    def _rss(self) -> int | None:
+        try:
+            data = self._statm.read()
+            return int(data.split(None, 2)[1]) * _KBYTES_A_PAGE
+        except OSError:
+            return None
+        except (ValueError, IndexError) as err:
+            raise ParseError(self._statm.path, data) from err
+
+    def _open_files(self) -> int | None:
+        try:
+            return self._host.size("/proc/self/fd") or None
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Close the file; also twice."""
+        self._statm.close()
+
 
 FAILED, LATE, DROPPED = "failed", "late", "dropped"
 MAX_GAPS = 16  # of one table and reason between two reports; further gaps extend the latest one
@@ -71,12 +177,8 @@ class _Gap:
 class CompletenessStats:
     """Counts due and measured samples, and adds the tables to the first batch, to one a period, and to the last.
 
-    A gap is reported in one batch, and again after it has grown or that batch was dropped.
-
-    Args:
-        delivery: returns the outcome of the batches so far.
-        period_s: seconds between two reports; 0 for one in each batch.
-        periodic: names of tables not due at each tick.
+    A gap is reported in one batch, and again after it has grown or that batch was dropped. `delivery` returns the
+    outcome of the batches so far. Tables named in `periodic` are not due at each tick.
     """
 
     def __init__(
@@ -88,7 +190,7 @@ class CompletenessStats:
     ) -> None:
         self._delivery = delivery
         self._every = Every(period_s, monotonic)
-        self._periodic = {*periodic, SCHEMA.name, GAPS.name}
+        self._periodic = {*periodic, COMPLETENESS.name, GAPS.name}
         self._counts: dict[str, _Count] = {}
         self._batches = self._rows = 0
         self._at_tick: set[str] = set()  # tables that the last tick had, or missed
@@ -156,13 +258,7 @@ class CompletenessStats:
             self._unreported.append(gap)
 
     def add(self, batch: Batch, period_s: float, ends: bool = False) -> Batch:
-        """Count a batch and return it, with the tables of completeness if due.
-
-        Args:
-            batch: the batch to be sent, with its number.
-            period_s: seconds between two samples.
-            ends: whether it is the agent's last batch.
-        """
+        """Count a batch with its number and return it, with the tables of completeness if due or if it is the last."""
         self._batches += 1
         second = batch.time_ns // _NS
         self._take(batch.tables, second)
@@ -219,11 +315,11 @@ class CompletenessStats:
         for table in (*batch.tables, *tables):
             if table.time_ns // _NS == second:
                 now[table.schema.name] = now.get(table.schema.name, 0) + len(table)
-        own = self._counts.setdefault(SCHEMA.name, _Count())
+        own = self._counts.setdefault(COMPLETENESS.name, _Count())
         own.due, own.taken = own.due + 1, own.taken + 1
-        now[SCHEMA.name] = len(self._counts) + 1
-        own.rows += now[SCHEMA.name]
-        self._rows += now[SCHEMA.name]
+        now[COMPLETENESS.name] = len(self._counts) + 1
+        own.rows += now[COMPLETENESS.name]
+        self._rows += now[COMPLETENESS.name]
         common = {"epoch": epoch, "period": int(period_s * 1e6), "is_last": int(ends)}
         samples = [
             Sample(
@@ -242,7 +338,7 @@ class CompletenessStats:
         for name, counts in self._counts.items():
             values = {**common, **vars(counts), "rows_now": now.get(name, 0), **_sums(delivery.by_table.get(name, {}))}
             samples.append(Sample(NODE_JOB, {"table": name.encode(), **values}))
-        tables.append(Table.from_samples(SCHEMA, time_ns, samples))
+        tables.append(Table.from_samples(COMPLETENESS, time_ns, samples))
         return tables
 
     def _note_dropped(self, ranges: Sequence[Dropped]) -> None:

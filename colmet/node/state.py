@@ -18,7 +18,7 @@ from colmet.common.host.host import Host, PrivateDirectory
 
 log = logging.getLogger(__name__)
 
-DIRECTORY = "/run/colmet"
+DIRECTORY = "/run/colmet"  # without a unit; of a unit, its $RUNTIME_DIRECTORY is the only place in /run for its user
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FORM = 1  # the digit of the magic
 MAGIC = b"colmet%d\n" % FORM
@@ -28,21 +28,6 @@ HEADER_BYTES = _HEAD.size + _SUM.size
 _LOSS = "a restart of the agent will lose what ended tasks used"
 
 
-def default_directory(runtime_directory: str) -> str:
-    """Return the directory of the state if no option names one.
-
-    Args:
-        runtime_directory: of the agent's unit ($RUNTIME_DIRECTORY), the only place in /run writable for its user;
-            "" without a unit.
-    """
-    return runtime_directory or DIRECTORY
-
-
-def _pack(boot: bytes, payload: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, boot, len(payload))
-    return b"".join((head, _SUM.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
-
-
 def _form_of(data: bytes) -> int | None:
     """Return the form of a file; None if its start is damaged."""
     magic, digit = data[: len(MAGIC)], data[len(MAGIC) - 2 : len(MAGIC) - 1]
@@ -50,11 +35,7 @@ def _form_of(data: bytes) -> int | None:
 
 
 def _unpack(data: bytes) -> tuple[bytes, bytes]:
-    """Return boot id and payload of a file.
-
-    Raises:
-        ValueError: the file is incomplete or damaged; the text has the reason.
-    """
+    """Return boot id and payload of a file; ValueError with the reason if it is incomplete or damaged."""
     if len(data) < HEADER_BYTES:
         raise ValueError(f"it ends after {len(data)} bytes")
     head, payload = data[: _HEAD.size], data[HEADER_BYTES:]
@@ -69,40 +50,21 @@ def _unpack(data: bytes) -> tuple[bytes, bytes]:
 
 
 class StateFile:
-    """One file of state, for one agent at a time.
+    """One file of state, for one agent at a time; `<name>.lock` is beside it and, after damage, `<name>.damaged`.
 
-    No method raises: an agent without state still measures, and logs its loss once.
-
-    Args:
-        host: the machine.
-        directory: of the file; made if its parent exists. It must belong to the agent's user, and must not be
-            writable for others.
-        name: of the file; `<name>.lock` is beside it and, after damage, `<name>.damaged`.
-        max_bytes: of a payload.
-
-    Attributes:
-        failures: saves that failed.
+    Its directory is made if its parent exists. It must belong to the agent's user, and must not be writable for others.
+    No method raises: an agent without state still measures, and logs its loss once. `failures` counts failed saves.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        directory: str = DIRECTORY,
-        name: str = "taskstats.state",
-        max_bytes: int = 8 << 20,
-    ) -> None:
+    def __init__(self, host: Host, directory: str, name: str = "taskstats.state", max_bytes: int = 8 << 20) -> None:
         self._host = host
         self._path = directory
         self._name = name
+        self._file = f"{directory}/{name}"
         self._max_bytes = max_bytes
         self._boot = b""
         self._directory: PrivateDirectory | None = None
         self.failures = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the state can be loaded and saved."""
-        return self._directory is not None
 
     def open(self) -> bool:
         """Lock the file for this agent; return whether it succeeded. If not, `load` and `save` do nothing."""
@@ -121,8 +83,6 @@ class StateFile:
                 f"{err.strerror}; give colmet-node with --state-dir a directory of its user's own in which nobody else "
                 "may write"
             )
-        except NotADirectoryError:
-            self._warn("it is a link or a file; give the directory itself with --state-dir")
         except (OSError, ValueError) as err:
             self._warn(f"{err}; --state-dir chooses another place")
         else:
@@ -142,43 +102,34 @@ class StateFile:
         try:
             data = self._directory.read(self._name, self._max_bytes + HEADER_BYTES)
             if is_later(form := _form_of(data), FORM):
-                self._put_aside_later(form)
+                remedy = "continue without what tasks used that ended before this start; it is kept as "
+                log.warning("state is not used: %s", later_form(self._file, form, FORM, remedy + self._rename("later")))
                 return None
             boot, payload = _unpack(data)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as err:
-            self._put_aside(err)
+            log.warning(
+                "state is damaged, what tasks used that ended before this start is lost path=%s kept=%s: %s",
+                self._file,
+                self._rename("damaged"),
+                err,
+            )
             return None
         if boot != self._boot:
-            log.info("state of an earlier boot is not used path=%s/%s", self._path, self._name)
+            log.info("state of an earlier boot is not used path=%s", self._file)
             return None
         return payload
 
     def _rename(self, suffix: str) -> str:
         """Rename the file; return its new name, or its name and the cause of a failure."""
+        assert self._directory is not None  # it has just been read
         kept = f"{self._name}.{suffix}"
         try:
-            if self._directory is not None:
-                self._directory.rename(self._name, kept)
+            self._directory.rename(self._name, kept)
         except OSError as err:
             return f"{self._name} ({err.strerror})"
         return kept
-
-    def _put_aside_later(self, form: int | None) -> None:
-        kept = self._rename("later")
-        remedy = f"continue without what tasks used that ended before this start; it is kept as {kept}"
-        log.warning("state is not used: %s", later_form(f"{self._path}/{self._name}", form, FORM, remedy))
-
-    def _put_aside(self, why: Exception) -> None:
-        kept = self._rename("damaged")
-        log.warning(
-            "state is damaged, what tasks used that ended before this start is lost path=%s/%s kept=%s: %s",
-            self._path,
-            self._name,
-            kept,
-            why,
-        )
 
     def save(self, payload: bytes) -> bool:
         """Replace the saved state; return whether it succeeded. A failure leaves the earlier state."""
@@ -187,18 +138,13 @@ class StateFile:
         try:
             if len(payload) > self._max_bytes:
                 raise ValueError(f"{len(payload)} bytes are more than the {self._max_bytes} that it may have")
-            self._directory.write(self._name, _pack(self._boot, payload))
+            head = _HEAD.pack(MAGIC, self._boot, len(payload))
+            checksum = _SUM.pack(zlib.crc32(payload, zlib.crc32(head)))
+            self._directory.write(self._name, head + checksum + payload)
         except (OSError, ValueError) as err:
             self.failures += 1
             if powers_of_ten(self.failures):
-                log.warning(
-                    "state not saved, %s path=%s/%s failures=%d: %s",
-                    _LOSS,
-                    self._path,
-                    self._name,
-                    self.failures,
-                    err,
-                )
+                log.warning("state not saved, %s path=%s failures=%d: %s", _LOSS, self._file, self.failures, err)
             return False
         return True
 

@@ -44,17 +44,10 @@ _OF_BACKENDS = (
 
 
 class NodeHealth:
-    """Reports the health of the agent, in any thread.
+    """Reports the health of the agent, in any thread; `sampling` says whether the main thread is sampling now.
 
-    Args:
-        parts: other parts' counters, by the name of the part; that of batches is "spool".
-        uplinks: to the collectors.
-        metrics_jobs: whether to serve the latest rows of jobs as metrics.
-        now_ns: of the wall clock.
-
-    Attributes:
-        sampling: whether the main thread is sampling now.
-        top: answers queries for the usage of jobs and node.
+    `parts` return other parts' counters, by the name of the part; that of batches is "spool". With `metrics_jobs`, the
+    latest rows of jobs are metrics, too. `top` answers queries for the usage of jobs and node.
     """
 
     def __init__(
@@ -90,14 +83,7 @@ class NodeHealth:
         self._latest.take([batch])
 
     def note(self, runners: Iterable[Runner], totals: Mapping[str, int], tick_ns: int, period_s: float) -> None:
-        """Make the snapshot; main thread only.
-
-        Args:
-            runners: of the backends.
-            totals: the agent's counters.
-            tick_ns: duration of the last tick.
-            period_s: from one tick to the next.
-        """
+        """Make the snapshot; main thread only. `tick_ns` is the duration of the last tick."""
         backends: list[dict[str, Any]] = [
             {
                 "name": runner.name,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from colmet.common.host.host import Host, is_gone
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.cpus import parse_cpu_list
+from colmet.node.kernel.textfiles import cpu_files, parse_cpu_list
 
 log = logging.getLogger(__name__)
 
@@ -17,57 +17,35 @@ THREADS = "/proc/self/task"
 # nice 10 ticks were skipped on a node with ten runnable tasks a core.
 NICE = 5
 LOOKS = 20  # at a job whose CPUs may not have been set yet
-# By controller, as in Job.directory: the CPUs that the job may use, then, on old kernels, the CPUs it was given.
-CPU_FILES = {"cpuset": ("cpuset.effective_cpus", "cpuset.cpus"), "unified": ("cpuset.cpus.effective",)}
 
 
 class Placement:
-    """Moves all threads of this process, ZeroMQ's too.
+    """Moves all threads of this process, ZeroMQ's too, and raises their nice values to `nice` at least.
 
     No method raises: errors of the system are logged once and counted.
-
-    Args:
-        host: the machine.
-        nice: the lowest nice value of each thread.
-        get_nice: returns a thread's nice value, `os.getpriority` for one thread.
-        set_nice: sets it.
-        get_cpus: returns a thread's CPUs, as `os.sched_getaffinity`; called once, for the CPUs of the start.
-        set_cpus: sets them, as `os.sched_setaffinity`.
 
     Attributes:
         cpus: the agent's CPUs now.
         failures: threads that could not be moved, and jobs whose CPUs could not be read.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        nice: int = NICE,
-        *,
-        get_nice: Callable[[int], int] = lambda tid: os.getpriority(os.PRIO_PROCESS, tid),
-        set_nice: Callable[[int, int], None] = lambda tid, nice: os.setpriority(os.PRIO_PROCESS, tid, nice),
-        get_cpus: Callable[[int], Iterable[int]] = os.sched_getaffinity,
-        set_cpus: Callable[[int, Iterable[int]], None] = os.sched_setaffinity,
-    ) -> None:
+    def __init__(self, host: Host, nice: int = NICE) -> None:
         self._host = host
         self._nice = nice
-        self._get_nice = get_nice
-        self._set_nice = set_nice
-        self._set_cpus = set_cpus
         self._jobs: list[Job] = []
         self._unsettled: dict[Job, int] = {}  # jobs to check again, and how often
         self._cpus_of: dict[Job, frozenset[int]] = {}
         self._warned: set[str] = set()
         self.failures = 0
-        self._all = self.cpus = frozenset(get_cpus(0))
+        self._all = self.cpus = frozenset(os.sched_getaffinity(0))
 
     def lower_priority(self) -> None:
         """Raise every thread's nice value to the configured one; later threads inherit it."""
         self._for_each_thread(self._lower, "run at a lower priority")
 
     def _lower(self, tid: int) -> None:
-        if self._get_nice(tid) < self._nice:
-            self._set_nice(tid, self._nice)
+        if os.getpriority(os.PRIO_PROCESS, tid) < self._nice:
+            os.setpriority(os.PRIO_PROCESS, tid, self._nice)
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Avoid the CPUs of these jobs; if that leaves none, run on all CPUs of the start.
@@ -103,24 +81,21 @@ class Placement:
 
     def _move(self, tid: int, cpus: frozenset[int]) -> None:
         try:
-            self._set_cpus(tid, cpus)
+            os.sched_setaffinity(tid, cpus)
         except ProcessLookupError:
             raise
         except OSError:  # EINVAL: they have been unplugged meanwhile
-            self._set_cpus(tid, self._all)
+            os.sched_setaffinity(tid, self._all)
             raise
 
     def _allocated(self, job: Job) -> frozenset[int] | None:
         """Return the CPUs of a job; None if unknown."""
-        for controller, names in CPU_FILES.items():
-            directory = job.directory(controller)
-            for name in names if directory is not None else ():
-                path = f"{directory}/{name}"
-                try:
-                    return parse_cpu_list(self._host.read(path))
-                except (OSError, ValueError) as err:
-                    if not isinstance(err, OSError) or not is_gone(err):
-                        self._failed(f"learn which CPUs jobs have ({path})", err)
+        for path in cpu_files(job):
+            try:
+                return parse_cpu_list(self._host.read(path))
+            except (OSError, ValueError) as err:
+                if not isinstance(err, OSError) or not is_gone(err):
+                    self._failed(f"learn which CPUs jobs have ({path})", err)
         return None
 
     def _for_each_thread(self, change: Callable[[int], None], purpose: str) -> None:
