@@ -309,12 +309,16 @@ def name_of(action: argparse.Action) -> str:
     return str(action.metavar or action.dest)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def positive_seconds(text: str) -> float:
     """Convert a period, an option type: a number of seconds from 0.01 to 86400."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0.01 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
     return value
@@ -322,10 +326,7 @@ def positive_seconds(text: str) -> float:
 
 def positive_number(text: str) -> float:
     """Convert a number above 0 and below 10^9, an option type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r:.100} is not a number above 0")
     return value
