@@ -5,7 +5,8 @@ A number that is used again is another job: rows have the number of their run, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from colmet.common.measures import CGROUP_TABLE, PROCESSES_TABLE, TASKS_TABLE
 from colmet.common.schema import Batch
 from colmet.common.wire.limits import MAX_JOBS
 from colmet.jobs.fold_layout import Ints, Mask, TablePart
-from colmet.jobs.fold_nodes import NodeFolds
+from colmet.jobs.fold_nodes import MOST_HOSTS, NodeFolds
 from colmet.jobs.fold_state import (
     BEGAN,
     CLOCK_STEP,
@@ -32,7 +33,6 @@ from colmet.jobs.fold_state import (
     T_TIME,
     FoldState,
 )
-from colmet.jobs.slot_index import SlotIndex
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 # For rows without the number of their run: rows of a job after such a pause are of another run, unless its first task
@@ -289,3 +289,40 @@ class OpenJobs:
             self._shares.hold(self.nodes.names[host], -1)
         self.state.release(self.dropped)
         self.dropped = []
+
+
+LARGEST_JOB = (1 << 62) // MOST_HOSTS
+
+
+class SlotIndex(NamedTuple):
+    """The slots of all present runs, for looking up many at a time."""
+
+    keys: Ints  # job and host, sorted
+    slots: Ints
+
+    @classmethod
+    def of(cls, open_on: Mapping[int, Mapping[int, int]]) -> SlotIndex:
+        """Return the index of host -> job -> slot; of jobs with larger numbers than it serves it has none."""
+        found = [
+            (job * MOST_HOSTS + host, slot)
+            for host, there in open_on.items()
+            for job, slot in there.items()
+            if job < LARGEST_JOB
+        ]
+        rows = np.array(found, np.int64).reshape(-1, 2)
+        rows = rows[np.argsort(rows[:, 0])]
+        return cls(rows[:, 0].copy(), rows[:, 1].copy())
+
+    @staticmethod
+    def serves(jobs: Ints) -> bool:
+        """Return whether the numbers of all jobs are small enough."""
+        return bool(jobs.max() < LARGEST_JOB)
+
+    def slots_of(self, hosts: Ints, jobs: Ints) -> Ints:
+        """Return the slot of each job and host, -1 for none."""
+        wanted = jobs * MOST_HOSTS + hosts
+        at = np.searchsorted(self.keys, wanted)
+        at[at == len(self.keys)] = 0
+        if not len(self.keys):
+            return np.full(len(wanted), -1, np.int64)
+        return np.where((self.keys[at] == wanted) & (jobs >= 0), self.slots[at], -1)

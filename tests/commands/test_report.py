@@ -11,8 +11,9 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.commands import report as command
+from colmet.common.measures import GPUS, GPUS_OF_JOBS, JOB_GPUS
 from colmet.common.text import quantities as units
-from colmet.jobs.report import gpus, page
+from colmet.jobs.report import page
 from colmet.jobs.report.rows import DELAY_S, gather
 from colmet.jobs.report.text import show
 from colmet.stored.job_rows import JobInterval
@@ -398,9 +399,9 @@ def test_gpus_that_the_job_held(history):
     times = START + 5 * (1 + np.arange(121))
     two = {"uuid": np.tile(np.array([b"GPU-a", b"GPU-b"]), 121)}
     processes = np.tile([1, 0], 121)
-    history.add(42, gpus.OF_JOB, "node-1", np.repeat(times, 2), **two, processes=processes, memory_used=2 * GIB)
+    history.add(42, GPUS_OF_JOBS, "node-1", np.repeat(times, 2), **two, processes=processes, memory_used=2 * GIB)
     history.add(
-        *(NODE, gpus.OF_NODE, "node-1", np.repeat(times, 2)),
+        *(NODE, GPUS, "node-1", np.repeat(times, 2)),
         **two,
         name=b"NVIDIA H200",
         jobs=np.tile(np.array([b"42,43", b"42"]), 121),
@@ -420,7 +421,7 @@ def test_gpus_that_the_job_held(history):
 def test_gpus_that_nothing_distinguishes(history):
     job_rows(history)
     times = START + 5 * (1 + np.arange(121))
-    history.add(42, gpus.SUMMED, "node-1", times, **{"power": 200, "utilization-gpu": 40, "memory-used": 512})
+    history.add(42, JOB_GPUS, "node-1", times, **{"power": 200, "utilization-gpu": 40, "memory-used": 512})
     (gpu,) = report_of(history).gpus
     assert (gpu.use_ratio, gpu.memory_peak_bytes, gpu.idle_s) == (0.4, 512 << 20, None)
     assert gpu.energy_joules == pytest.approx(200 * 600)

@@ -23,9 +23,7 @@ from colmet.jobs.report.archived import find
 from colmet.jobs.report.document import document_of
 from colmet.jobs.report.document import report_of as read_back
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import BECAUSE
-from colmet.jobs.report.phrases import no_verdict, verdict
-from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.requested import BECAUSE, no_verdict, uses_of, verdict
 from colmet.jobs.report.rows import gather
 from colmet.jobs.report.text import show
 from colmet.jobs.summary_report import report_of

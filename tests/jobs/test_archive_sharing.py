@@ -14,9 +14,7 @@ from colmet.jobs.archive import forgetting
 from colmet.jobs.archive.documents import HOSTS, JOBS, STATE
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.indices import Indices
-from colmet.jobs.archive.outbox import ArchiveOutbox
-from colmet.jobs.archive.share_thread import ShareThread
-from colmet.jobs.archive.sharing import Sharer, outbox_of
+from colmet.jobs.archive.sharing import ArchiveOutbox, Sharer, ShareThread, outbox_of
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.job_summaries import job_summary, runs_of
 from tests.support.archive_data import YEAR_START, summaries

@@ -12,7 +12,7 @@ from colmet.common.text.quantities import percent
 from colmet.jobs.advice import RULES
 from colmet.jobs.grades import THRESHOLDS
 from colmet.jobs.report import ending
-from colmet.jobs.report.phrases import WORDS
+from colmet.jobs.report.requested import WORDS
 from colmet.jobs.report.text import Page
 
 PAGE = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")

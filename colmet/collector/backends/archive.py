@@ -22,14 +22,11 @@ from colmet.common.config.cli import Options, Rare, period
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.host.files import check_writable, make, reason_with_remedy
 from colmet.jobs.archive.archiver import COUNTS, Archiver
-from colmet.jobs.archive.expiry import ArchiveExpiry
 from colmet.jobs.archive.indices import Indices
 from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner, joiner_of
-from colmet.jobs.archive.places import is_shared, path_of
-from colmet.jobs.archive.share_thread import ShareThread
-from colmet.jobs.archive.sharing import outbox_of
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position
-from colmet.jobs.archive.writer_lock import is_of, lock
+from colmet.jobs.archive.removal import ArchiveExpiry
+from colmet.jobs.archive.sharing import ShareThread, outbox_of
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position, is_of, is_shared, lock, path_of
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from colmet.batch.systems import RECORDS, find_record_sources
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError
-from colmet.jobs.archive.batch_rows import Joined
+from colmet.jobs.archive.matching import Joined
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,26 @@ Several collectors have hosts of one job. The writer of a host's summary first w
 job's state, which gets a higher version, and only then reads the summaries of all its hosts. The documents of the whole
 job, made of these, have the version of the state: the database refuses an older one. So the last one is made of
 everything that was written before, by any writer. A writer that is killed in between finds its keys in the outbox.
+
+The outbox has the keys of the summaries that wait, in the file of the local archive. Triggers write them: in the same
+transaction as a summary or the values of a batch system, whichever connection writes. A key is there once, so their
+number is bounded by that of the summaries. Its number grows with each change, so a summary that changes while it is
+sent stays there.
 """
 
 from __future__ import annotations
 
 import logging
+import sqlite3
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
+from colmet.common.errors import OutputUnavailable
 from colmet.jobs.archive.documents import (
     HOSTS,
     JOBS,
@@ -30,8 +40,7 @@ from colmet.jobs.archive.documents import (
     state_of,
 )
 from colmet.jobs.archive.indices import CONFLICT, Indices, StoredDocument, Write
-from colmet.jobs.archive.outbox import ArchiveOutbox, Waiting
-from colmet.jobs.archive.store import ArchiveStore
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, transaction
 from colmet.jobs.columns import BATCH, Summary
 
 log = logging.getLogger(__name__)
@@ -230,3 +239,216 @@ def outbox_of(store: ArchiveStore, is_shared: bool) -> ArchiveOutbox:
     else:
         outbox.remove()
     return outbox
+
+
+_ADD = """INSERT INTO unshared SELECT {of}.job, {host}, {of}.start, coalesce(max(number), 0) + 1 FROM unshared WHERE 1
+    ON CONFLICT (job, host, start) DO UPDATE SET number = excluded.number"""
+_OF_BATCH = ", ".join([f'"{column.name}"' for column in BATCH])
+_HAS_BATCH = " OR ".join([f'NEW."{column.name}" IS NOT NULL' for column in BATCH])
+_TRIGGERS = {
+    "unshared_host_insert": f"AFTER INSERT ON hosts BEGIN {_ADD.format(of='NEW', host='NEW.host')}; END",
+    "unshared_host_update": f"AFTER UPDATE ON hosts BEGIN {_ADD.format(of='NEW', host='NEW.host')}; END",
+    "unshared_host_delete": f"AFTER DELETE ON hosts BEGIN {_ADD.format(of='OLD', host='OLD.host')}; END",
+    "unshared_job_insert": f"AFTER INSERT ON jobs WHEN {_HAS_BATCH} BEGIN {_ADD.format(of='NEW', host=repr(''))}; END",
+    "unshared_job_update": f"AFTER UPDATE OF start, {_OF_BATCH} ON jobs "
+    f"BEGIN {_ADD.format(of='NEW', host=repr(''))}; END",
+    "unshared_job_delete": f"AFTER DELETE ON jobs WHEN {_HAS_BATCH.replace('NEW.', 'OLD.')} "
+    f"BEGIN {_ADD.format(of='OLD', host=repr(''))}; END",
+}
+_TABLE = """CREATE TABLE unshared (job INTEGER NOT NULL, host TEXT NOT NULL, start INTEGER NOT NULL,
+    number INTEGER NOT NULL, PRIMARY KEY (job, host, start)) WITHOUT ROWID"""
+_FILL = (
+    "INSERT INTO unshared SELECT job, host, start, row_number() OVER (ORDER BY start, job, host) FROM hosts",
+    f"""INSERT INTO unshared SELECT job, '', start, (SELECT coalesce(max(number), 0) FROM unshared)
+    + row_number() OVER (ORDER BY start, job) FROM jobs WHERE {_HAS_BATCH.replace("NEW.", "")}""",
+)
+
+
+class Waiting(NamedTuple):
+    """A summary that waits."""
+
+    job: int
+    host: str  # "" for the batch system's values of a whole job
+    start: int
+    number: int
+
+
+class ArchiveOutbox:
+    """The keys that wait. Used by one thread; another connection may write the summaries.
+
+    Args:
+        database: of the local archive.
+    """
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def open(self) -> None:
+        """Note changes from now on; the first time, or if something was not noted, all summaries wait."""
+        wanted = {name: f"CREATE TRIGGER {name} {text}" for name, text in _TRIGGERS.items()}
+        found = self._database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+        if self._exists() and wanted.items() <= dict(map(tuple, found)).items():
+            return
+        self.remove()
+        with transaction(self._database):
+            for statement in (
+                *(_TABLE, "CREATE UNIQUE INDEX unshared_by_number ON unshared (number)", *_FILL),
+                *wanted.values(),
+            ):
+                self._database.execute(statement)
+
+    def remove(self) -> None:
+        """Note no changes, and forget those that wait."""
+        if not self._exists():
+            return
+        with transaction(self._database):
+            for name in _TRIGGERS:
+                self._database.execute(f"DROP TRIGGER IF EXISTS {name}")
+            self._database.execute("DROP TABLE unshared")
+
+    def _exists(self) -> bool:
+        found = self._database.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'unshared'")
+        return found.fetchone() is not None
+
+    def count(self) -> int:
+        """Return how many wait."""
+        return int(self._database.execute("SELECT count(*) FROM unshared").fetchone()[0])
+
+    def next(self, most: int) -> list[Waiting]:
+        """Return those that have waited longest."""
+        rows = self._database.execute(
+            "SELECT job, host, start, number FROM unshared ORDER BY number LIMIT ?", [most]
+        ).fetchall()
+        return [Waiting(*row) for row in rows]
+
+    def done(self, sent: Sequence[Waiting]) -> None:
+        """Remove keys that have not changed meanwhile."""
+        with transaction(self._database):
+            self._database.executemany(
+                "DELETE FROM unshared WHERE job = ? AND host = ? AND start = ? AND number = ?", sent
+            )
+
+
+LOOK_S = 5.0  # values of the batch system are written by others
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+NAME = "archive-share"
+FAILURES = "share_failures"
+
+
+class ShareThread:
+    """Sends summaries to the shared archive while the local one is open.
+
+    Args:
+        path: of the local archive, whose outbox is open.
+        indices: the shared one.
+        counts: of an earlier thread for the same archive, which continue.
+    """
+
+    def __init__(self, path: str, indices: Indices, counts: Counter[str] | None = None, look_s: float = LOOK_S) -> None:
+        self._path = path
+        self._indices = indices
+        self._look_s = look_s
+        self._changed = threading.Condition()
+        self._is_due = True
+        self._stop_by: float | None = None
+        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
+        self._in_a_row = 0
+        self._counts: Counter[str] = Counter() if counts is None else counts
+        self._waiting = 0
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._thread.start()
+
+    @property
+    def failures(self) -> int:
+        """Return the number of pushes that failed."""
+        return self._counts[FAILURES]
+
+    def wake(self) -> None:
+        """Note that more may wait."""
+        with self._changed:
+            self._is_due = True
+            self._changed.notify()
+
+    def stop(self, within_s: float) -> None:
+        """Send what waits for at most so long, then end; what is left waits for the next start."""
+        with self._changed:
+            self._stop_by = time.monotonic() + within_s
+            self._changed.notify()
+        self._thread.join(within_s)
+
+    def has_ended(self) -> bool:
+        """Return whether it has stopped for good."""
+        return self._stop_by is not None and not self._thread.is_alive()
+
+    def counters(self) -> dict[str, int]:
+        """Return the numbers of summaries that wait and were sent, and of failures."""
+        return {
+            "unshared": self._waiting,
+            **{name: self._counts[name] for name in ("shared", "conflicts", "postponed")},
+            "share_refused": self._indices.refused,
+            FAILURES: self.failures,
+        }
+
+    def _run(self) -> None:
+        while True:
+            is_last = self._stop_by is not None
+            try:
+                self._serve()
+            except (ArchiveError, sqlite3.Error, OutputUnavailable) as err:
+                self._failed(err)
+            except Exception:  # a defect here must not end the thread; it is counted and logged
+                self._counts[FAILURES] += 1
+                if powers_of_ten(self.failures):
+                    log.exception("summaries not shared failures=%d", self.failures)
+                self._backoff.fail()
+            else:
+                return  # it has to stop
+            if is_last:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop_by is not None, self._backoff.left_s())
+
+    def _failed(self, err: Exception) -> None:
+        self._counts[FAILURES] += 1
+        self._in_a_row += 1
+        if powers_of_ten(self._in_a_row):
+            log.error("shared archive unavailable, summaries wait: failures=%d: %s", self._in_a_row, err)
+        self._backoff.fail()
+
+    def _serve(self) -> None:
+        """Send all that waits, and again whenever there may be more; return when it has to stop."""
+        store = ArchiveStore(self._path, writable=True)
+        try:
+            sharer = Sharer(store, self._indices)
+            sharer.counts = self._counts
+            outbox = outbox_of(store, is_shared=True)
+            try:
+                while True:
+                    is_last = self._stop_by is not None  # then all has been written
+                    self._push_all(sharer, outbox.count)
+                    if is_last:
+                        return
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._is_due or self._stop_by is not None, self._look_s)
+            finally:
+                sharer.close()
+        finally:
+            store.close()
+
+    def _push_all(self, sharer: Sharer, count: Callable[[], int]) -> None:
+        with self._changed:
+            self._is_due = False
+        self._waiting = count()
+        while self._waiting and not self._is_over():
+            done = sharer.push()
+            self._waiting = max(0, self._waiting - done)
+            if self._in_a_row:
+                log.warning("shared archive available again waiting=%d", self._waiting)
+                self._in_a_row = 0
+            self._backoff.reset()
+            if not done:  # nothing is left, or other collectors change the same jobs just now
+                break
+        self._waiting = count()
+
+    def _is_over(self) -> bool:
+        return self._stop_by is not None and time.monotonic() >= self._stop_by

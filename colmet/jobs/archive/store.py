@@ -7,7 +7,10 @@ read narrow rows.
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +20,8 @@ from typing import NamedTuple
 from colmet.batch.records import JobRecord
 from colmet.common.errors import ColmetError, OutputUnavailable, is_later, later_form
 from colmet.jobs import job_summaries as whole
-from colmet.jobs.archive import batch_rows, derived
-from colmet.jobs.archive.batch_rows import Joined
+from colmet.jobs.archive import derived, matching
+from colmet.jobs.archive.matching import Joined
 from colmet.jobs.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, JobColumn, Summary, Value
 
 FORM = 1  # of the tables; in PRAGMA user_version
@@ -74,7 +77,7 @@ DDL = (
     _table("folds", _KEY_OF_HOST, [FOLD]),
     # row 1 alone
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
-    *batch_rows.DDL,
+    *matching.DDL,
     *derived.DDL,
 )
 
@@ -202,7 +205,7 @@ class ArchiveStore:
             ("job_details", _KEY_OF_JOB, LARGE, changes.jobs),
         ):
             run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
-        batch_rows.settle_written(self.database, [row["job"] for row in changes.jobs])
+        matching.settle_written(self.database, [row["job"] for row in changes.jobs])
         kept = [(*key, state) for key, state in changes.folds.items() if state is not None]
         run(_upsert("folds", _KEY_OF_HOST, [FOLD]), kept)
         done = [key for key, state in changes.folds.items() if state is None]
@@ -228,7 +231,7 @@ class ArchiveStore:
 
     def unsettled(self, since: float, until: float) -> list[int]:
         """Return the numbers of jobs whose last row is of this interval, and whose end is unknown."""
-        return batch_rows.unsettled(self.database, since, until)
+        return matching.unsettled(self.database, since, until)
 
     def join(
         self,
@@ -250,7 +253,7 @@ class ArchiveStore:
         """
         try:
             with transaction(self.database):
-                joined = batch_rows.join(self.database, system, records, asked_until, unknown)
+                joined = matching.join(self.database, system, records, asked_until, unknown)
                 self._divide(joined.jobs)
                 return joined
         except sqlite3.Error as err:
@@ -266,7 +269,7 @@ class ArchiveStore:
             hosts = self.hosts_of(job)
             if len(hosts) < 2 or not self.records_of(job):
                 continue
-            batch_rows.settle(self.database, job)
+            matching.settle(self.database, job)
             runs = whole.owned_runs(hosts, self.records_of(job))
             if [sorted(map(_host_key, run)) for run in runs] == [
                 sorted(map(_host_key, run)) for run in whole.owned_runs(hosts, ())
@@ -344,3 +347,67 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 def escaped(path: str) -> str:
     """Return a path for a URI."""
     return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+log = logging.getLogger(__name__)
+
+
+def lock(path: str) -> int:
+    """Lock an archive against other writers; return a descriptor: closing it ends the lock.
+
+    A missing file is created, empty. It is a lock of flock(2): SQLite uses another kind, so readers, and short writes
+    of this and other processes, go on. Closing a descriptor of a file ends SQLite's own locks of this process: lock
+    before the archive is opened, and close after it.
+
+    Raises:
+        ArchiveError: another process has locked it, or it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+    except OSError as err:
+        raise ArchiveError(f"{path}: {err.strerror}") from err
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as err:
+        os.close(descriptor)
+        raise ArchiveError(
+            f"{path}: another process writes it: colmet-collector, or colmet archive rebuild; wait for its end"
+        ) from err
+    except OSError as err:  # a file system without such locks
+        log.info("archive cannot be locked: path=%s cause=%s", path, err.strerror)
+    return descriptor
+
+
+def is_of(descriptor: int, path: str) -> bool:
+    """Return whether a descriptor of `lock` is of the file at a path; -1 is of none."""
+    try:
+        return descriptor >= 0 and os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+IN_JOURNAL = "archive.sqlite"  # in the journal's directory, without HDF5 files
+
+
+def path_of(options: argparse.Namespace) -> str:
+    """Return the path of the archive's file: --archive, else beside the HDF5 files or in the journal; "" for none.
+
+    Without HDF5 files there is one for a database only, whose journal is on disk.
+    """
+    named = getattr(options, "archive", None)
+    if named is not None:
+        return str(named)
+    if options.hdf5_filepath:
+        return f"{options.hdf5_filepath}{SUFFIX}"
+    journal = getattr(options, "journal_dir", None)
+    return os.path.join(journal, IN_JOURNAL) if has_database(options) and journal else ""
+
+
+def has_database(options: argparse.Namespace) -> bool:
+    """Return whether the collector writes to a database."""
+    return bool(getattr(options, "elastic_host", None))
+
+
+def is_shared(options: argparse.Namespace) -> bool:
+    """Return whether the collector's archive is in its database, too."""
+    return has_database(options) and bool(path_of(options)) and not getattr(options, "no_shared_archive", False)

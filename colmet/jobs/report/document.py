@@ -12,9 +12,7 @@ from colmet.common.lines import LONGEST, shown
 from colmet.jobs import figures as model
 from colmet.jobs.figures import Report
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import complete_advice
-from colmet.jobs.report.phrases import verdict
-from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.requested import complete_advice, uses_of, verdict
 
 
 def document_of(report: Report) -> dict[str, Any]:

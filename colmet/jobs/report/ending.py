@@ -17,7 +17,6 @@ from colmet.jobs.columns import (
     TIMEOUT,
 )
 from colmet.jobs.figures import BatchFacts, Ending, Number, Report
-from colmet.jobs.report.requested import wall_s
 
 _OF_SHELL = 128  # a shell's exit code for a program that a signal ended: this and the signal's number
 _MEANINGS = {
@@ -171,6 +170,14 @@ def _unreported(report: Report, batch: BatchFacts) -> Ending:
             "Ask for more walltime if its output is incomplete.",
         )
     return Ending(ENDED, "Ended; the batch system has not reported how.")
+
+
+def wall_s(report: Report) -> Number:
+    """Return the duration of the whole job: by the batch system, else by the rows; None for an interval of it."""
+    batch = report.batch
+    if batch is not None and batch.started is not None and batch.ended is not None:
+        return max(0.0, float(batch.ended - batch.started))
+    return report.wall_s if report.since is None and report.until is None else None
 
 
 def _word(batch: BatchFacts) -> str:

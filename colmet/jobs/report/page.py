@@ -23,9 +23,8 @@ from colmet.common.units import UNITS, Unit
 from colmet.jobs.figures import Curve, HostFigures, Number, Report
 from colmet.jobs.report import charts
 from colmet.jobs.report.charts import TextRow
-from colmet.jobs.report.grade_advice import complete_advice, no_advice
-from colmet.jobs.report.phrases import no_verdict, verdict
-from colmet.jobs.report.style import NO_ICON, POLICY, STYLE
+from colmet.jobs.report.jobs_page import NO_ICON, POLICY, STYLE
+from colmet.jobs.report.requested import complete_advice, no_advice, no_verdict, verdict
 from colmet.jobs.report.text import MOST_LINES, Page, by_use, host_columns
 
 CHART_SIZE = (360, 190)  # pixels; charts wrap to the width of the page, and are not scaled down

@@ -29,18 +29,19 @@ from colmet.jobs.columns import CANCELLED, DONE, ENDED, RUNNING
 from colmet.jobs.figures import BatchFacts, Energy, HostFigures, Number, Report, ratio
 from colmet.jobs.grades import CORES, GPUS, MEMORY
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import complete_advice, no_advice
-from colmet.jobs.report.phrases import (
+from colmet.jobs.report.requested import (
     BARS,
     GRADE_STYLES,
     LONGEST_NAME,
     about,
+    complete_advice,
+    no_advice,
     no_verdict,
     others,
     used_of_held,
+    uses_of,
     verdict,
 )
-from colmet.jobs.report.requested import uses_of
 
 BAR = 20  # characters
 MOST_HOSTS, FEW_HOSTS = 12, 4  # of more than MOST_HOSTS, the first and the last FEW_HOSTS are shown
