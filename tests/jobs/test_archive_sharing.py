@@ -10,7 +10,7 @@ import pytest
 
 from colmet.batch.records import JobRecord
 from colmet.common.errors import OutputUnavailable
-from colmet.jobs.archive import forgetting
+from colmet.jobs.archive import removal
 from colmet.jobs.archive.documents import HOSTS, JOBS, STATE
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.indices import Indices
@@ -488,7 +488,7 @@ def test_a_user_who_is_forgotten_is_forgotten_in_the_shared_archive_too(database
         collector.write(host(1, node, YEAR_START, user="ann"), host(2, node, YEAR_START, user="bob"))
         collector.push()
     for collector in (a, b):
-        forgetting.forget(collector.store, forgetting.runs_of_user(collector.store, "ann"), "ann", other)
+        removal.forget(collector.store, removal.runs_of_user(collector.store, "ann"), "ann", other)
         collector.push()
     jobs, hosts = found(database)
     assert {row["user"] for row in (*jobs.values(), *hosts.values())} == {"bob", *([other] if other else [])}
