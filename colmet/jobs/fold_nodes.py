@@ -14,18 +14,7 @@ from colmet.common.growth import MOST_WATTS, SLACK_S
 from colmet.common.measures import NODE_CPU, NODE_CPU_COUNT, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES
 from colmet.common.schema import MISSING_INT
 from colmet.jobs.fold_layout import NODE_CPU_TABLE, Floats, Ints, Mask, TablePart
-from colmet.jobs.fold_state import (
-    CLOCK_STEP,
-    CPU_MARK,
-    ENERGY_S,
-    HOST,
-    JOULES,
-    LAST,
-    NODE_JOULES,
-    SOURCE,
-    START,
-    FoldState,
-)
+from colmet.jobs.fold_state import FoldState, Head, RunOf
 
 MOST_HOSTS = 100_000
 FORGET = 1000  # hosts at once
@@ -133,8 +122,8 @@ class NodeFolds:
     def expand(self, part: TablePart, state: FoldState) -> tuple[Ints, Ints]:
         """Return the slots of jobs on the nodes of some rows, with a row at that time, and the row of each."""
         slots, rows = self._on(part.hosts, state)
-        times = part.times[rows] + state.runs[slots, CLOCK_STEP]  # by the clock of the jobs' first rows
-        here = (state.head[slots, LAST] >= times) & (state.head[slots, START] <= times)
+        times = part.times[rows] + state.runs[slots, RunOf.CLOCK_STEP]  # by the clock of the jobs' first rows
+        here = (state.head[slots, Head.LAST] >= times) & (state.head[slots, Head.START] <= times)
         return slots[here], rows[here]
 
     def _on(self, hosts: Ints, state: FoldState) -> tuple[Ints, Ints]:
@@ -142,7 +131,7 @@ class NodeFolds:
         row_of = np.full(max(1, len(self.names)), -1, np.int64)
         row_of[hosts] = np.arange(len(hosts))
         used = np.flatnonzero(state.used)
-        rows = row_of[state.head[used, HOST]]
+        rows = row_of[state.head[used, Head.HOST]]
         here = rows >= 0
         return used[here], rows[here]
 
@@ -222,20 +211,20 @@ class NodeFolds:
             return
         head = state.head[slots]
         cpu = cpu_of(slots)
-        grown = np.maximum(cpu - head[:, CPU_MARK], 0)
+        grown = np.maximum(cpu - head[:, Head.CPU_MARK], 0)
         jobs = np.zeros(len(hosts), np.int64)
         np.add.at(jobs, at, grown)
         whole = np.maximum(busy, jobs)[at]
         joules = energy_share(used[at], grown, whole)
-        step = state.runs[slots, CLOCK_STEP]
-        within = np.minimum(times[at] + step, head[:, LAST]) - np.maximum(before[at] + step, head[:, START])
+        step = state.runs[slots, RunOf.CLOCK_STEP]
+        within = np.minimum(times[at] + step, head[:, Head.LAST]) - np.maximum(before[at] + step, head[:, Head.START])
         within = np.where(known[at], np.maximum(within, 0), 0)
-        head[:, JOULES] += np.where(known[at], joules, 0.0).astype(np.int64)
+        head[:, Head.JOULES] += np.where(known[at], joules, 0.0).astype(np.int64)
         of_node = used[at].astype(np.float64) * within / np.maximum(times[at] - before[at], 1)
-        head[:, NODE_JOULES] += np.where(within > 0, of_node, 0.0).astype(np.int64)
-        head[:, ENERGY_S] += within
-        head[:, SOURCE] |= np.where((within > 0) | (known[at] & (grown > 0)), bit, 0)
-        head[:, CPU_MARK] = np.maximum(cpu, head[:, CPU_MARK])
+        head[:, Head.NODE_JOULES] += np.where(within > 0, of_node, 0.0).astype(np.int64)
+        head[:, Head.ENERGY_S] += within
+        head[:, Head.SOURCE] |= np.where((within > 0) | (known[at] & (grown > 0)), bit, 0)
+        head[:, Head.CPU_MARK] = np.maximum(cpu, head[:, Head.CPU_MARK])
         state.head[slots] = head
         state.touched[slots[(within > 0) | (grown > 0)]] = True
 

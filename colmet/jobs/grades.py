@@ -1,8 +1,8 @@
 """Grades of what a job used of what it held: the one definition for reports, lists and the page.
 
 A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored. A bad one
-comes with a sentence that says what to do (`complete_advice` of the report), and a good one is not said of what an advice
-blames.
+comes with a sentence that says what to do (`complete_advice` of the report), and a good one is not said of what an
+advice blames.
 """
 
 from __future__ import annotations

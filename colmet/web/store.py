@@ -20,9 +20,8 @@ import numpy as np
 
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.elastic import ElasticArchive
-from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
 from colmet.jobs.archive.queries import JobArchive
-from colmet.jobs.archive.store import is_shared, path_of
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.series import HeldRows, History, HostRows, RowQuery, Series

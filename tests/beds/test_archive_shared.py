@@ -18,9 +18,9 @@ from colmet.commands import colmet
 from colmet.jobs.archive import elastic, elastic_usage
 from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.elastic import ElasticArchive
-from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.local import IN_JOURNAL, LocalArchive
 from colmet.jobs.archive.queries import SUMS, JobFilter
-from colmet.jobs.archive.store import IN_JOURNAL, ArchiveStore
+from colmet.jobs.archive.store import ArchiveStore
 from tests.beds.search import KINDS, Server, available
 from tests.support.archive_answers import FILTERS, assert_same_jobs, assert_same_lists, assert_same_sums
 from tests.support.archive_data import summaries, write

@@ -15,9 +15,9 @@ from colmet.collector.journal.output_state import OutputState
 from colmet.collector.main import full_parser
 from colmet.common.config.cli import Parser
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
 from colmet.jobs.archive.queries import JobFilter
-from colmet.jobs.archive.store import ArchiveStore, is_shared, path_of
+from colmet.jobs.archive.store import ArchiveStore
 from tests.jobs.test_fold import tick
 from tests.support.archive_database import ArchiveDatabase
 from tests.support.waiting import wait_for

@@ -51,7 +51,7 @@ class Collector:
             fresh = {(one["host"], one["start"]) for one in hosts}
             rows = [one for one in self.store.hosts_of(job) if (one["host"], one["start"]) not in fresh]
             runs = runs_of([*rows, *[one for one in hosts if one["job"] == job]])
-            before = self.store.starts_of(job)
+            before = self.store.measured_starts(job)
             jobs += [job_summary(run) for run in runs]
             starts = {min(one["start"] for one in run) for run in runs}
             moves += [

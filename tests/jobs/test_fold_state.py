@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from colmet.common.measures import TASKS_TABLE
-from colmet.jobs.fold_state import HOST, USER, FoldState
+from colmet.jobs.fold_state import FoldState, Head
 
 
 def whole(state, slots):
@@ -22,8 +22,8 @@ def made():
     rng = np.random.default_rng(3)
     for array in (state.head, state.counters[TASKS_TABLE], state.footprint["cpu_ns"]):
         array[slots] = rng.integers(-1, 1 << 60, array[slots].shape)
-    state.head[slots, USER] = state.user("ann"), -1
-    state.head[slots, HOST] = 5, 6
+    state.head[slots, Head.USER] = state.user("ann"), -1
+    state.head[slots, Head.HOST] = 5, 6
     return state, slots
 
 
@@ -33,9 +33,9 @@ def test_a_packed_fold_has_the_same_numbers_again(made):
     other.user("bob")
     packed = list(state.pack(np.array(slots)))
     again = [other.unpack(one, host) for one, host in zip(packed, (5, 6))]
-    users = other.head[again, USER].tolist()
+    users = other.head[again, Head.USER].tolist()
     assert [other.users[users[0]], users[1]] == ["ann", -1]
-    other.head[again, USER] = state.head[slots, USER]
+    other.head[again, Head.USER] = state.head[slots, Head.USER]
     assert (whole(other, again) == whole(state, slots)).all()
 
 

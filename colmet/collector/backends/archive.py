@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
+from colmet.batch.systems import find_record_sources
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.clients import database_client
@@ -23,10 +24,11 @@ from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.host.files import check_writable, make, reason_with_remedy
 from colmet.jobs.archive.archiver import COUNTS, Archiver
 from colmet.jobs.archive.indices import Indices
-from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner, joiner_of
+from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner
+from colmet.jobs.archive.local import is_shared, path_of
 from colmet.jobs.archive.removal import ArchiveExpiry
 from colmet.jobs.archive.sharing import ShareThread, outbox_of
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position, is_of, is_shared, lock, path_of
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position, is_of, lock
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +138,9 @@ class ArchiveOutput(OutputBackend):
         named = options.archive_batch
         try:
             period_s = min(PERIOD_S, 12 * options.sample_period)
-            joiner = joiner_of(named, lambda: ArchiveStore(path, writable=True), period_s, named != AUTO)
+            joiner = Joiner(
+                find_record_sources(named), lambda: ArchiveStore(path, writable=True), period_s, named != AUTO
+            )
         except ConfigError as err:
             raise ConfigError(f"--archive-batch: {err}") from err
         indices = None

@@ -16,7 +16,7 @@ from colmet.jobs.archive.store import AWAY, ArchiveStore, Changes, HostKey
 from colmet.jobs.columns import Summary, Value, whole_of
 from colmet.jobs.fold import Fold
 from colmet.jobs.fold_state import FORM as FOLD_FORM
-from colmet.jobs.fold_state import HOST, JOB, LAST, START, WRITTEN, form_of
+from colmet.jobs.fold_state import Head, form_of
 from colmet.jobs.host_summaries import host_summaries, samples_of
 from colmet.jobs.job_summaries import job_summary, keyed_runs, moves_of
 
@@ -148,7 +148,7 @@ class Archiver:
         slots = self.fold.due(*((0, 0) if whole else EVERY_S))
         self._pending = slots
         hosts = [*self._cut_short(), *map(self._chosen, host_summaries(self.fold, slots) if len(slots) else [])]
-        state.head[slots, WRITTEN] = state.head[slots, LAST]
+        state.head[slots, Head.WRITTEN] = state.head[slots, Head.LAST]
         jobs, moves = self._jobs(hosts)
         folds: dict[HostKey, bytes | None] = dict.fromkeys(self._lost)
         folds.update({self._key(slot): None for slot in self.fold.jobs.dropped})
@@ -191,7 +191,7 @@ class Archiver:
 
     def _key(self, slot: int) -> HostKey:
         head = self.fold.state.head[slot]
-        return int(head[JOB]), self.fold.nodes.names[int(head[HOST])], int(head[START])
+        return int(head[Head.JOB]), self.fold.nodes.names[int(head[Head.HOST])], int(head[Head.START])
 
     def _jobs(self, hosts: Sequence[Mapping[str, Value]]) -> tuple[list[Summary], list[tuple[int, int, int]]]:
         """Return the summaries of the jobs of some hosts, and the jobs whose start has changed."""

@@ -1,8 +1,10 @@
-"""Answers from the archive's file on this machine."""
+"""Answers from the archive's file on this machine, and where that is."""
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -28,10 +30,11 @@ from colmet.jobs.archive.queries import (
     spans,
     task_parts,
 )
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore
+from colmet.jobs.archive.store import SUFFIX, ArchiveError, ArchiveStore
 from colmet.jobs.columns import HOST_COLUMNS, LARGE, RUNNING, TEXT, JobColumn, fitting
 from colmet.jobs.job_summaries import hosts_of_job
 
+IN_JOURNAL = "archive.sqlite"  # name of the file in the journal's directory, without HDF5 files
 _FOREVER = 10**12  # seconds: beyond every time
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock: some 0.1 ms
 _INFINITE = (math.inf, -math.inf)  # sums of a damaged file
@@ -275,3 +278,27 @@ def _where(where: JobFilter) -> Where:
 
 def _marks(some: Sequence[Any]) -> str:
     return ", ".join("?" * len(some))
+
+
+def path_of(options: argparse.Namespace) -> str:
+    """Return the path of the archive's file: --archive, else beside the HDF5 files or in the journal; "" for none.
+
+    Without HDF5 files there is one for a database only, whose journal is on disk.
+    """
+    named = getattr(options, "archive", None)
+    if named is not None:
+        return str(named)
+    if options.hdf5_filepath:
+        return f"{options.hdf5_filepath}{SUFFIX}"
+    journal = getattr(options, "journal_dir", None)
+    return os.path.join(journal, IN_JOURNAL) if has_database(options) and journal else ""
+
+
+def has_database(options: argparse.Namespace) -> bool:
+    """Return whether the collector writes to a database."""
+    return bool(getattr(options, "elastic_host", None))
+
+
+def is_shared(options: argparse.Namespace) -> bool:
+    """Return whether the collector's archive is in its database, too."""
+    return has_database(options) and bool(path_of(options)) and not getattr(options, "no_shared_archive", False)

@@ -8,12 +8,11 @@ node measured becomes a summary of its own, with columns of the batch system onl
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.batch.records import JobRecord
-from colmet.jobs.columns import BATCH, ENDED, INTEGER, RUNNING, TEXT, Summary, Value, whole_of
+from colmet.jobs.columns import BATCH, INTEGER, RUNNING, TEXT, Summary, Value, whole_of
 from colmet.jobs.job_summaries import NEAR_S, named_user
 
 NAMES = tuple(column.name for column in BATCH)
@@ -168,65 +167,11 @@ def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]
 
 # One row for each batch system: until when its ended jobs are in the archive.
 DDL = (f"CREATE TABLE IF NOT EXISTS asked (system {TEXT} PRIMARY KEY, until {INTEGER} NOT NULL) WITHOUT ROWID",)
-MOST_UNSETTLED = 2000  # jobs of one answer
-LONGEST_S = 60 * 86400  # of a job that is looked up by its number after its end
 
 _COLUMNS = ", ".join([f'"{name}"' for name in NAMES])
 _READ = f'SELECT "start", "last", "user", {_COLUMNS} FROM jobs WHERE job = ?'
 _SETS = ", ".join([f'"{name}" = ?' for name in NAMES])
 _UPDATE = f"UPDATE jobs SET {_SETS} WHERE job = ? AND start = ?"
-
-
-class Joined(NamedTuple):
-    """What records have changed."""
-
-    joined: int = 0  # summaries with rows that have a record now
-    alone: int = 0  # summaries without rows, new
-    jobs: Collection[int] = ()  # numbers with another record
-
-
-def join(
-    database: sqlite3.Connection,
-    system: str,
-    records: Sequence[JobRecord],
-    asked_until: float | None,
-    unknown: Collection[int],
-) -> Joined:
-    """Join records within a transaction; see `ArchiveStore.join`."""
-    joined = alone = 0
-    changed: set[int] = set()
-    by_job = sorted(records, key=lambda one: one.job)
-    for job, some in groupby(by_job, key=lambda one: one.job):
-        change = settle(database, job, [columns_of(one) for one in some])
-        joined += change.joined
-        alone += len(change.inserts)
-        if change.updates:
-            changed.add(job)
-    database.executemany(
-        "UPDATE jobs SET state = NULL WHERE job = ? AND system = ? AND state = ? AND is_running = 0",
-        [(job, system, RUNNING) for job in unknown],
-    )
-    if asked_until is not None:
-        database.execute(
-            "INSERT INTO asked VALUES (?, ?) ON CONFLICT (system) DO UPDATE SET until = excluded.until",
-            (system, int(asked_until)),
-        )
-    return Joined(joined, alone, changed)
-
-
-def unsettled(database: sqlite3.Connection, since: float, until: float) -> list[int]:
-    """Return the numbers of jobs whose last row is of this interval, and whose end is unknown; the latest first.
-
-    Jobs that the batch system last reported as running are among them whenever their last row came: else one that ended
-    during a long outage of the collector would run for ever.
-    """
-    rows = database.execute(
-        "SELECT DISTINCT j.job AS job, j.last FROM listed AS l JOIN jobs AS j ON j.job = l.job AND j.start = l.start "
-        "WHERE (l.state = ? OR (l.state = ? AND l.start BETWEEN ? AND ? AND j.last >= ?)) AND j.is_running = 0 "
-        "AND j.last <= ? ORDER BY j.last DESC LIMIT ?",
-        (RUNNING, ENDED, since - LONGEST_S, until, since, until, MOST_UNSETTLED),
-    )
-    return [row["job"] for row in rows]
 
 
 def settle(database: sqlite3.Connection, job: int, records: Iterable[Known] = ()) -> JoinPlan:

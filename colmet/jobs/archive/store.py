@@ -7,7 +7,6 @@ read narrow rows.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import logging
@@ -15,20 +14,36 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import NamedTuple
 
 from colmet.batch.records import JobRecord
 from colmet.common.errors import ColmetError, OutputUnavailable, is_later, later_form
 from colmet.jobs import job_summaries as whole
 from colmet.jobs.archive import derived, matching
-from colmet.jobs.archive.matching import Joined
-from colmet.jobs.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, JobColumn, Summary, Value
+from colmet.jobs.columns import (
+    BATCH,
+    BLOB,
+    ENDED,
+    HOST,
+    JOB,
+    LARGE,
+    MEASURED,
+    RULES,
+    RUNNING,
+    START,
+    JobColumn,
+    Summary,
+    Value,
+)
 
 FORM = 1  # of the tables; in PRAGMA user_version
 AWAY = "move it away, and make the archive again from stored rows (colmet archive rebuild)"
 MODE = 0o640  # of the file: it names users and their jobs
 LOG_BYTES = 32 << 20  # of SQLite's log (`-wal`), after which it goes to the file
 BUSY_S = 10.0  # longest wait for the other writer
+MOST_UNSETTLED = 2000  # jobs of one answer
+LONGEST_S = 60 * 86400  # of a job that is looked up by its number after its end
 SUFFIX = ".archive.sqlite"  # behind the path of the HDF5 files
 
 HostKey = tuple[int, str, int]  # job, host, start
@@ -51,6 +66,13 @@ class Changes(NamedTuple):
     jobs: Sequence[Summary]  # of whole jobs; columns of the batch system stay as they are
     folds: Mapping[HostKey, bytes | None]  # states of unfinished folds; None removes one
     moves: Sequence[tuple[int, int, int]] = ()  # whole jobs with another start: job, former start, start
+
+
+class Joined(NamedTuple):
+    """What records have changed."""
+
+    joined: int = 0  # summaries with rows that have a record now
+    alone: int = 0  # summaries without rows, new
 
 
 class ArchiveError(ColmetError):
@@ -222,7 +244,7 @@ class ArchiveStore:
                         f"DELETE FROM {table} WHERE job = ? AND start BETWEEN ? AND ?", (job, start, end)
                     )
 
-    # -- what the batch system knows; see `colmet.jobs.archive.joining.BatchArchive` --
+    # -- what the batch system knows --
 
     def asked_until(self, system: str) -> int | None:
         """Return until when the ended jobs of a batch system are in the archive; None: it was never asked."""
@@ -230,8 +252,18 @@ class ArchiveStore:
         return None if row is None else int(row["until"])
 
     def unsettled(self, since: float, until: float) -> list[int]:
-        """Return the numbers of jobs whose last row is of this interval, and whose end is unknown."""
-        return matching.unsettled(self.database, since, until)
+        """Return the numbers of jobs whose last row is of this interval, and whose end is unknown; the latest first.
+
+        Jobs that the batch system last reported as running are among them whenever their last row came: else one that
+        ended during a long outage of the collector would run for ever.
+        """
+        rows = self.database.execute(
+            "SELECT DISTINCT j.job AS job, j.last FROM listed AS l JOIN jobs AS j USING (job, start) WHERE "
+            "(l.state = ? OR (l.state = ? AND l.start BETWEEN ? AND ? AND j.last >= ?)) AND j.is_running = 0 AND j.last <= ? "
+            "ORDER BY j.last DESC LIMIT ?",
+            (RUNNING, ENDED, since - LONGEST_S, until, since, until, MOST_UNSETTLED),
+        )
+        return [row["job"] for row in rows]
 
     def join(
         self,
@@ -253,9 +285,24 @@ class ArchiveStore:
         """
         try:
             with transaction(self.database):
-                joined = matching.join(self.database, system, records, asked_until, unknown)
-                self._divide(joined.jobs)
-                return joined
+                joined = alone = 0
+                changed: set[int] = set()
+                for job, some in groupby(sorted(records, key=lambda one: one.job), key=lambda one: one.job):
+                    change = matching.settle(self.database, job, [matching.columns_of(one) for one in some])
+                    joined, alone = joined + change.joined, alone + len(change.inserts)
+                    if change.updates:
+                        changed.add(job)
+                self.database.executemany(
+                    "UPDATE jobs SET state = NULL WHERE job = ? AND system = ? AND state = ? AND is_running = 0",
+                    [(job, system, RUNNING) for job in unknown],
+                )
+                if asked_until is not None:
+                    self.database.execute(
+                        "INSERT INTO asked VALUES (?, ?) ON CONFLICT (system) DO UPDATE SET until = excluded.until",
+                        (system, int(asked_until)),
+                    )
+                self._divide(changed)
+                return Joined(joined, alone)
         except sqlite3.Error as err:
             raise OutputUnavailable(f"cannot write {self.path}: {err}") from err
 
@@ -312,12 +359,6 @@ class ArchiveStore:
         details = " LEFT JOIN host_details USING (job, host, start)" if large else ""
         rows = self.database.execute(f"SELECT * FROM hosts{details} WHERE job = ? ORDER BY start, host", (job,))
         return [dict(row) for row in rows]
-
-    def starts_of(self, job: int) -> list[int]:
-        """Return the starts of all summaries of a whole job, in order."""
-        return [
-            row["start"] for row in self.database.execute("SELECT start FROM jobs WHERE job = ? ORDER BY start", (job,))
-        ]
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -384,30 +425,3 @@ def is_of(descriptor: int, path: str) -> bool:
         return descriptor >= 0 and os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
         return False
-
-
-IN_JOURNAL = "archive.sqlite"  # in the journal's directory, without HDF5 files
-
-
-def path_of(options: argparse.Namespace) -> str:
-    """Return the path of the archive's file: --archive, else beside the HDF5 files or in the journal; "" for none.
-
-    Without HDF5 files there is one for a database only, whose journal is on disk.
-    """
-    named = getattr(options, "archive", None)
-    if named is not None:
-        return str(named)
-    if options.hdf5_filepath:
-        return f"{options.hdf5_filepath}{SUFFIX}"
-    journal = getattr(options, "journal_dir", None)
-    return os.path.join(journal, IN_JOURNAL) if has_database(options) and journal else ""
-
-
-def has_database(options: argparse.Namespace) -> bool:
-    """Return whether the collector writes to a database."""
-    return bool(getattr(options, "elastic_host", None))
-
-
-def is_shared(options: argparse.Namespace) -> bool:
-    """Return whether the collector's archive is in its database, too."""
-    return has_database(options) and bool(path_of(options)) and not getattr(options, "no_shared_archive", False)

@@ -37,7 +37,7 @@ from colmet.jobs.advice import advise, withheld
 from colmet.jobs.columns import Summary
 from colmet.jobs.figures import Curve, GpuUse, HostFigures, MemoryUse, Number, Report, Whereabouts, added
 from colmet.jobs.fold_layout import LAYOUTS
-from colmet.jobs.fold_state import C_COUNT, C_LEFT, FIRST, G_COUNT
+from colmet.jobs.fold_state import Count, Gauge, Head
 from colmet.jobs.host_summaries import host_summaries
 from colmet.jobs.job_summaries import job_figures
 from colmet.jobs.report.energy import NodeEnergy, NodeRows, energy_of, total
@@ -178,8 +178,8 @@ class _Fold:
         """Return the number of values of a column on a host."""
         table, slot, state = LAYOUTS[source.table], self._slots[host], self.stored.fold.state
         if source.column in table.counters:
-            return int(state.counters[table.name][slot, C_COUNT, table.counters.index(source.column)])
-        return int(state.gauges[table.name][slot, G_COUNT, table.gauges.index(source.column)])
+            return int(state.counters[table.name][slot, Count.COUNT, table.counters.index(source.column)])
+        return int(state.gauges[table.name][slot, Gauge.COUNT, table.gauges.index(source.column)])
 
     def origin(self, sources: Sequence[Source]) -> str:
         """Return the origin of a figure: that of the first source with values on a host."""
@@ -187,7 +187,7 @@ class _Fold:
 
     def host(self, host: HostFigures, energy: NodeEnergy | None) -> HostFigures:
         """Return the figures of a host with the time of its first row and its energy."""
-        first = int(self.stored.fold.state.head[self._slots[host.host], FIRST])
+        first = int(self.stored.fold.state.head[self._slots[host.host], Head.FIRST])
         joules = None if energy is None else total(energy.job)
         return replace(host, first=first, samples=self._samples[host.host], energy_joules=joules)
 
@@ -268,7 +268,7 @@ class _Fold:
         if source is None:
             return False
         table, slot = LAYOUTS[source.table], self._slots[host]
-        left = self.stored.fold.state.counters[table.name][slot, C_LEFT, table.counters.index(source.column)]
+        left = self.stored.fold.state.counters[table.name][slot, Count.LEFT, table.counters.index(source.column)]
         return bool(left > 0)
 
 

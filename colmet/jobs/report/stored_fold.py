@@ -24,21 +24,7 @@ from colmet.jobs.figures import GpuUse, Number
 from colmet.jobs.fold import CPU_COUNTERS, Fold, columns_read
 from colmet.jobs.fold_layout import JOB_TABLES, LAYOUTS, Floats, Ints, TableLayout, whole_numbers
 from colmet.jobs.fold_nodes import LONGEST_PERIODS
-from colmet.jobs.fold_state import (
-    BEGAN,
-    C_LEFT,
-    FIRST,
-    HOST,
-    JOB,
-    LAST,
-    MOST_CPUS,
-    MOST_TASKS,
-    NODE_CPUS,
-    START,
-    T_ROWS,
-    T_TIME,
-    USER,
-)
+from colmet.jobs.fold_state import Count, Head, Rows
 from colmet.jobs.fold_steps import counters_in_order, gauges_in_order, most_growth, with_busy
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.job_rows import HostJob, JobRows, Outline, labels
@@ -84,8 +70,8 @@ class StoredFold:
         slot = self._take(job, rows.host, rows.first, rows.start, node_cpus)
         self.slots.append(slot)
         head = self.fold.state.head[slot]
-        head[LAST] = rows.last
-        head[BEGAN] = 0 if rows.began is None else rows.began if rows.is_whole else -rows.began
+        head[Head.LAST] = rows.last
+        head[Head.BEGAN] = 0 if rows.began is None else rows.began if rows.is_whole else -rows.began
         parts = {
             name: _values(LAYOUTS[name], rows.tables[name], rows.is_whole) for name in JOB_TABLES if name in rows.tables
         }
@@ -94,8 +80,8 @@ class StoredFold:
             cpus, now, peak = [parts[CGROUP_TABLE][:, len(table.counters) + place] for place in table.capacity()]
             users = labels(rows.tables[CGROUP_TABLE], "user")
             for user in users[users != b""][-1:].tolist():
-                head[USER] = self.fold.state.user(text_of(user))
-            head[MOST_CPUS], head[MOST_TASKS] = cpus.max(), np.maximum(now, peak).max()
+                head[Head.USER] = self.fold.state.user(text_of(user))
+            head[Head.MOST_CPUS], head[Head.MOST_TASKS] = cpus.max(), np.maximum(now, peak).max()
         used = None
         for name, values in parts.items():
             places = [place for table, place, _ in CPU_COUNTERS if table == name and (values[:, place] >= 0).any()]
@@ -108,7 +94,7 @@ class StoredFold:
     def add_of_node(self, slot: int, series: Series) -> None:
         """Fold the counters of a node, such as those of its network, in the rows between a job's first and last one."""
         table, head = LAYOUTS[series.table], self.fold.state.head[slot]
-        part = series.within(int(head[START]), int(head[LAST]))
+        part = series.within(int(head[Head.START]), int(head[Head.LAST]))
         if len(part):
             values = _values(table, part, True)
             self._repair(slot, table, part.times, values, False)
@@ -121,8 +107,8 @@ class StoredFold:
         first = int(series.times[0])
         slot = self._take(series.job, series.host, first, first if start is None else int(start), node_cpus)
         state, table = self.fold.state, LAYOUTS[series.table]
-        state.head[slot, LAST] = int(series.times[-1])
-        state.head[slot, BEGAN] = 0 if start is None else int(start)
+        state.head[slot, Head.LAST] = int(series.times[-1])
+        state.head[slot, Head.BEGAN] = 0 if start is None else int(start)
         place = table.counters.index(column)
         grown = self._table(slot, table, series, _values(table, series, True), start is not None, place)
         state.release([slot])
@@ -132,8 +118,8 @@ class StoredFold:
         state = self.fold.state
         slot = state.take()
         head = state.head[slot]
-        head[[JOB, HOST, FIRST, START]] = job, self.fold.nodes.index(host), first, start
-        head[NODE_CPUS] = MISSING_INT if np.isnan(node_cpus) else int(node_cpus)
+        head[[Head.JOB, Head.HOST, Head.FIRST, Head.START]] = job, self.fold.nodes.index(host), first, start
+        head[Head.NODE_CPUS] = MISSING_INT if np.isnan(node_cpus) else int(node_cpus)
         return slot
 
     def _table(self, slot: int, table: TableLayout, series: Series, values: Ints, is_whole: bool, place: int) -> Ints:
@@ -141,7 +127,7 @@ class StoredFold:
         state, times = self.fold.state, series.times
         self._repair(slot, table, times, values, is_whole)
         head, counted = state.head[slot], state.tables[table.name][slot]
-        since = np.diff(times, prepend=head[START] if head[BEGAN] > 0 else times[0])
+        since = np.diff(times, prepend=head[Head.START] if head[Head.BEGAN] > 0 else times[0])
         of_counters, of_gauges = slice(0, len(table.counters)), slice(len(table.counters), len(table.names))
         grown = []
         for at in range(0, len(times), AT_ONCE):
@@ -149,7 +135,7 @@ class StoredFold:
             if table.gauges:
                 gauges_in_order(table, state.gauges[table.name][slot], since[rows], values[rows, of_gauges])
             grown.append(counters_in_order(state, table, slot, times[rows], values[rows, of_counters], is_whole, place))
-        counted[T_ROWS], counted[T_TIME] = len(series.seconds), int(times[-1])
+        counted[Rows.ROWS], counted[Rows.TIME] = len(series.seconds), int(times[-1])
         return np.concatenate(grown)
 
     def _repair(self, slot: int, table: TableLayout, times: Ints, values: Ints, is_whole: bool) -> None:
@@ -163,11 +149,11 @@ class StoredFold:
             most = math.inf if kind == layout.FREE else float(most_growth(kind, head)[0])
             is_late, factor = kind in (layout.TASKS, layout.WAIT), float(table.factors[column])
             read = np.where(stored >= 0, stored * factor, np.nan)
-            since = (float(head[0, START]) if head[0, BEGAN] > 0 else -math.inf) if is_whole else None
+            since = (float(head[0, Head.START]) if head[0, Head.BEGAN] > 0 else -math.inf) if is_whole else None
             found = summed(times, read, most, since, is_late)
             counters[:, column] = MISSING_INT
             counters[np.searchsorted(times, found.times), column] = np.rint(found.values / factor).astype(np.int64)
-            self.fold.state.counters[table.name][slot, C_LEFT, column] += found.left_out
+            self.fold.state.counters[table.name][slot, Count.LEFT, column] += found.left_out
 
 
 def cpu_time(times: Ints, grown_s: npt.NDArray[np.floating[Any]], start: float | None) -> CpuTime:
