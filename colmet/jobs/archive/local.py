@@ -60,15 +60,15 @@ class LocalArchive(JobArchive):
     """The archive in a file. Used by one thread.
 
     Args:
-        path: of the file.
+        path: of the file, or the open file.
         limit_s: seconds for all answers from now on; later questions raise QueryError.
 
     Raises:
         ArchiveError: it cannot be read.
     """
 
-    def __init__(self, path: str, limit_s: float = math.inf) -> None:
-        self._store = ArchiveStore(path)
+    def __init__(self, path: str | ArchiveStore, limit_s: float = math.inf) -> None:
+        self._store = path if isinstance(path, ArchiveStore) else ArchiveStore(path)
         self._deadline = Deadline(limit_s)
         self._store.database.set_progress_handler(self._deadline.is_over, _STEPS)
 

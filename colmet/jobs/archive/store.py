@@ -127,7 +127,7 @@ class ArchiveStore:
     """An open archive file. Used by one thread.
 
     Args:
-        path: of the file.
+        path: of the file; empty for one that goes with the connection.
         writable: whether it is created if missing, and may be written.
 
     Raises:
@@ -138,7 +138,9 @@ class ArchiveStore:
         self.path = path
         self.database: sqlite3.Connection
         try:
-            if writable and not os.path.lexists(path):  # opening a file that SQLite has open would end its locks
+            if (
+                writable and path and not os.path.lexists(path)
+            ):  # opening a file that SQLite has open would end its locks
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
             try:
                 self._open("rw" if writable else "ro")
@@ -163,7 +165,7 @@ class ArchiveStore:
 
     def _connected(self, mode: str) -> sqlite3.Connection:
         database = sqlite3.connect(
-            f"file:{escaped(os.path.abspath(self.path))}?mode={mode}",
+            f"file:{escaped(os.path.abspath(self.path))}?mode={mode}" if self.path else "",
             uri=True,
             timeout=BUSY_S,
             isolation_level=None,
@@ -258,10 +260,10 @@ class ArchiveStore:
         ended during a long outage of the collector would run for ever.
         """
         rows = self.database.execute(
-            "SELECT DISTINCT j.job AS job, j.last FROM listed AS l JOIN jobs AS j USING (job, start) WHERE "
-            "(l.state = ? OR (l.state = ? AND l.start BETWEEN ? AND ? AND j.last >= ?)) AND j.is_running = 0 AND j.last <= ? "
+            "SELECT DISTINCT j.job AS job, j.last FROM listed AS l JOIN jobs AS j USING (job, start) WHERE j.last <= ? "
+            "AND (l.state = ? OR (l.state = ? AND l.start BETWEEN ? AND ? AND j.last >= ?)) AND j.is_running = 0 "
             "ORDER BY j.last DESC LIMIT ?",
-            (RUNNING, ENDED, since - LONGEST_S, until, since, until, MOST_UNSETTLED),
+            (until, RUNNING, ENDED, since - LONGEST_S, until, since, MOST_UNSETTLED),
         )
         return [row["job"] for row in rows]
 
