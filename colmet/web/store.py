@@ -23,8 +23,7 @@ from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
 from colmet.jobs.archive.queries import JobArchive
 from colmet.stored.capacity import capacities
-from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import HeldRows, History, HostRows, RowQuery, Series
+from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, RowQuery, Series, groups_of
 from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 

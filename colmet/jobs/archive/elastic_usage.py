@@ -47,7 +47,7 @@ def usage_of(archive: ElasticArchive, where: JobFilter, by: Sequence[str]) -> li
         filters = [*filters, {"bool": {"must_not": [{"bool": {"filter": whole}}]}}] if whole else []
     if filters or "host" in by:
         with closing(ArchiveStore("", writable=True)) as copy:
-            _copy(archive, filters, copy, "host" in by)
+            _copy(archive, filters, copy, by)
             of_copy = JobFilter(
                 users=where.users, since=where.since, until=where.until, only_own_hosts=where.only_own_hosts
             )
@@ -84,17 +84,18 @@ def _summed_there(archive: ElasticArchive, filters: Filters, by: Sequence[str]) 
         composite["after"] = found["after_key"]
 
 
-def _copy(archive: ElasticArchive, filters: Filters, copy: ArchiveStore, has_hosts: bool) -> None:
-    """Copy jobs, and their hosts if wanted; documents without a key are none of either."""
+def _copy(archive: ElasticArchive, filters: Filters, copy: ArchiveStore, by: Sequence[str]) -> None:
+    """Copy jobs, and by hosts these; documents without a key are none of either."""
     order = [_ascending("start", "date"), _ascending("job", "long")]
-    columns = list(dict.fromkeys([*LISTED, *_OF_JOB]))
+    listed = list(dict.fromkeys(["job", "start", "end", "user", "state", *[one for one in by if one in LISTED], *SUMS]))
+    columns = list(dict.fromkeys([*listed, *_OF_JOB]))
     hits = archive.pages(JOBS, filters, order, columns)
     while some := [row_of(hit.source, ANSWERS, columns) for hit in islice(hits, JOBS_AT_ONCE)]:
         jobs = [{**row, "end": row["end"] or row["start"]} for row in some if row["job"] is not None and row["start"]]
         with transaction(copy.database):
             _insert(copy, "jobs", _OF_JOB, jobs)
-            _insert(copy, "listed", list(LISTED), jobs)  # in place of what the trigger has made of these few columns
-            if has_hosts and jobs:
+            _insert(copy, "listed", listed, jobs)  # in place of what the trigger has made of these few columns
+            if "host" in by and jobs:
                 _insert(copy, "hosts", [*_OF_HOST, *_ENERGY], _hosts_of(archive, jobs))
 
 

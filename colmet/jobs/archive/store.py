@@ -138,9 +138,8 @@ class ArchiveStore:
         self.path = path
         self.database: sqlite3.Connection
         try:
-            if (
-                writable and path and not os.path.lexists(path)
-            ):  # opening a file that SQLite has open would end its locks
+            # opening a file that SQLite has open would end its locks
+            if writable and path and not os.path.lexists(path):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
             try:
                 self._open("rw" if writable else "ro")
