@@ -117,12 +117,7 @@ LAYOUTS = _layouts()
 
 
 class TableReader:
-    """Reads some columns of packed rows as whole numbers, -1 for a missing value or column.
-
-    Args:
-        schema: of the rows.
-        names: of the columns.
-    """
+    """Reads some columns of packed rows as whole numbers, -1 for a missing value or column."""
 
     def __init__(self, schema: Schema, names: tuple[str, ...]) -> None:
         self.schema = schema

@@ -162,17 +162,7 @@ class NodeFolds:
         state: FoldState,
         cpu_of: Callable[[Ints], Ints],
     ) -> None:
-        """Divide the energy of some nodes among their jobs.
-
-        Args:
-            source: of the energy.
-            hosts: each once.
-            times: of the samples.
-            energy: counters of zones, energy since the last row, or power.
-            count: the number of zones in them; a step with another number is unknown.
-            state: of the jobs.
-            cpu_of: see `energy`.
-        """
+        """Divide the energy of some nodes, each once, among their jobs; see `step_energy`."""
         rows = self.rows[hosts]
         best = (rows[:, _SOURCE] == 0) | (rows[:, _SOURCE] >= source)
         keep = best & (count > 0) & (times > rows[:, _ENERGY_TIME])
@@ -234,14 +224,9 @@ def step_energy(
 ) -> tuple[Ints, Mask]:
     """Return the energy of steps between samples of nodes, in microjoules, and whether it is known.
 
-    Args:
-        source: of the energy.
-        steps: in seconds.
-        last: counters of zones, energy since the row before, or power in watts, of the sample before.
-        energy: likewise, of this sample.
-        last_count: the number of zones in the sample before; a step with another number is unknown.
-        count: likewise, of this sample.
-        shortest: step of the node, for power: a much longer one is a gap; 0 if there was none.
+    `last` and `energy` are counters of zones, energy since the row before, or power in watts, of the sample before and
+    of this one; a step with another number of zones (`last_count`, `count`) is unknown. `steps` are in seconds, and so
+    is the `shortest` of the node (0 if there was none): of power, a much longer one is a gap.
     """
     known = last_count == count
     if source == BY_POWER:

@@ -73,13 +73,8 @@ def possible_growth(
 ) -> tuple[Ints, Mask, Mask]:
     """Return the growth of counters since their last values, whether it is possible, and which values are present.
 
-    Args:
-        table: the columns.
-        head: of the slot of each row, or of the slot of all, see `FoldState.head`.
-        times: of the rows, shape (n,).
-        values: shape (n, counters); -1 for a missing one.
-        last: the values before; -1 for none: the counter then grew from 0, or if it is of a node by an unknown amount.
-        last_times: of these.
+    `values` and `last`, shape (n, counters), are -1 if missing: without a last value a counter grew from 0, or if it is
+    of a node by an unknown amount. `head` is of the slot of each row, or of the slot of all.
     """
     present, fresh = values >= 0, last < 0
     grown = values - last
@@ -123,17 +118,8 @@ def counters_in_order(
 ) -> Ints:
     """Add the growth of counters in successive rows of one slot, as `counters_step` does row by row.
 
-    Returns:
-        The growth of one of the counters in each row.
-
-    Args:
-        state: to change.
-        table: the columns.
-        slot: of all rows.
-        times: of the rows, ascending, shape (n,).
-        values: shape (n, counters); -1 for a missing one.
-        is_whole: whether the counters grew from 0; else their first values count nothing.
-        place: of the counter whose growth is returned.
+    Without `is_whole` the counters did not grow from 0, and their first values count nothing. Return the growth of the
+    counter at `place` in each row.
     """
     counters = state.counters[table.name][slot]
     present = values >= 0

@@ -49,15 +49,10 @@ class Judged(NamedTuple):
 
 
 def grade(what: str, share: Number, job: Judged) -> str:
-    """Return the grade of a used share; empty if it cannot be judged.
+    """Return the grade of a used share of what the job held or of its walltime; empty if it cannot be judged.
 
     There is none without enough samples or half a minute of wall time, of memory and walltime while the job runs, of
     walltime if the job failed or was cancelled, and where an advice says the opposite.
-
-    Args:
-        what: ``cores``, ``memory``, ``gpus`` or ``walltime``.
-        share: of what the job held; of walltime, of the requested. None if unknown.
-        job: the rest that counts.
     """
     if what == MEMORY and (job.state == OUT_OF_MEMORY or (job.is_killed and (share is None or share >= MEMORY_HIGH))):
         return EXCEEDED

@@ -37,10 +37,6 @@ _NEVER = (-1,)  # no list of jobs
 class OpenJobs:
     """The jobs on all hosts whose folds are open.
 
-    Args:
-        state: their folds.
-        nodes: the hosts.
-
     Attributes:
         dropped: slots whose fold ends with the next `release`.
         open_on: slots of the present runs, by host and job.
@@ -86,13 +82,9 @@ class OpenJobs:
     def end_other_runs(self, part: TablePart, slots: Ints, btimes: Ints | None, same: set[int]) -> list[int]:
         """End runs whose rows here are of another run of the same job id; return their slots, -1 for the rows now.
 
-        Rows have the number of their run. Those of older nodes do not: their times decide, and their first tasks.
-
-        Args:
-            part: the rows.
-            slots: of the rows.
-            btimes: starts of their first tasks; None for another table.
-            same: slots whose first task is an earlier one than their last row: after a pause they are of the same run.
+        Rows have the number of their run. Those of older nodes do not: their times decide, and the starts of their
+        first tasks (`btimes`; None for another table). `same` are slots whose first task is an earlier one than their
+        last row: after a pause they are of the same run.
         """
         head = self.state.head
         there = np.flatnonzero(slots >= 0)

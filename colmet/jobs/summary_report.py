@@ -44,10 +44,7 @@ def report_of(
 ) -> Report:
     """Return the report of a job, without what only its rows show; the advice is the stored one.
 
-    Args:
-        job: the summary of the whole job.
-        hosts: those of its hosts; with footprints, the report has curves.
-        curves: their footprints, if they are decoded already.
+    It has curves if the hosts have footprints, or these are given in `curves`, decoded.
     """
     figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
     start = whole_of(job.get("start"))

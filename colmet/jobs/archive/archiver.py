@@ -50,13 +50,8 @@ class ReceivedBatches(Protocol):
 class Archiver:
     """Folds records, and keeps what a restart needs.
 
-    Args:
-        store: the archive.
-        counts: of an earlier one for the same archive, which continue.
-
-    Attributes:
-        until: number of the first record that was not folded.
-        counts: of written summaries, and of dropped rows and states by cause; see `COUNTS`.
+    `counts`, of an earlier one for the same archive, continue: written summaries, and dropped rows and states by cause,
+    see `COUNTS`. `until` is the number of the first record that was not folded.
     """
 
     def __init__(self, store: ArchiveStore, counts: Counter[str] | None = None) -> None:
@@ -228,11 +223,7 @@ class Archiver:
         return json.dumps(document, separators=(",", ":")).encode() + b"\n" + rows
 
     def _load(self, held: Sequence[Arrival]) -> None:
-        """Read the state from the archive; `held` are the waiting batches, if known.
-
-        Raises:
-            OutputUnavailable: it is of a later version.
-        """
+        """Read the state from the archive; `held` are known waiting batches. OutputUnavailable for a later version."""
         self.fold, self._order = Fold(), Ordering()
         self._now = 0
         self._missed, self._lost, self._better = set(), set(), {}

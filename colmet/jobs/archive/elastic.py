@@ -52,12 +52,7 @@ class Hit(NamedTuple):
 
 
 class ElasticArchive(JobArchive):
-    """The shared archive. Used by one thread.
-
-    Args:
-        client: of the servers.
-        prefix: of the names of all indices.
-    """
+    """The shared archive, in indices whose names begin with `prefix`. Used by one thread."""
 
     def __init__(self, client: DatabaseClient, prefix: str, limit_s: float = math.inf) -> None:
         self._client = client
@@ -66,10 +61,7 @@ class ElasticArchive(JobArchive):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, limit_s: float = math.inf) -> ElasticArchive:
-        """Return the archive for the options of `database_client.add_options`; ConfigError for invalid ones.
-
-        `limit_s` is as in `LocalArchive`.
-        """
+        """Return the archive for the options of `database_client.add_options`; ConfigError for invalid ones."""
         prefix = database_client.checked_prefix(options)
         return cls(database_client.open_client(options, warns=False), prefix, limit_s)
 
@@ -149,9 +141,7 @@ class ElasticArchive(JobArchive):
     def search(self, index: str, query: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a search; without the index, an empty one.
 
-        Raises:
-            ArchiveError: the server does not answer, or not as expected.
-            QueryError: the time for answers is over.
+        ArchiveError if the server does not answer, or not as expected; QueryError if the time for answers is over.
         """
         self._deadline.check()
         path = f"/{self._prefix}{index}/_search?{_WHERE}"
@@ -180,14 +170,7 @@ class ElasticArchive(JobArchive):
     ) -> Iterator[Hit]:
         """Yield documents in an order that no two share a place in; all without `limit`.
 
-        Args:
-            index: name without prefix.
-            filters: all hold.
-            order: as for the server.
-            columns: to be read.
-            limit: most documents.
-            offset: documents skipped; with `limit` at most `PAGE`.
-            after: the place of the document before the first one, instead of `offset`.
+        `offset` documents are skipped, with `limit` at most `PAGE`; or all up to the place `after`.
         """
         row_bytes = 200 + sum([LARGE_BYTES if name in _LARGE else VALUE_BYTES for name in columns])
         most = max(1, min(PAGE - offset, PAGE_BYTES // row_bytes))

@@ -48,16 +48,7 @@ class Write(NamedTuple):
 
 
 class Indices:
-    """The indices of a shared archive.
-
-    Args:
-        client: of the servers.
-        prefix: of the names of all indices.
-        use_templates: whether index templates may be made.
-
-    Attributes:
-        refused: documents refused for good.
-    """
+    """The indices of a shared archive; `refused` counts the documents refused for good."""
 
     def __init__(self, client: DatabaseClient, prefix: str, use_templates: bool = True) -> None:
         self._client = client
@@ -160,10 +151,8 @@ class Indices:
     def write(self, writes: Sequence[Write]) -> list[int]:
         """Write documents, and return the status of each: `CONFLICT` for one that is not as expected.
 
-        A document that the server refuses for good is counted, and its status is below 500.
-
-        Raises:
-            OutputUnavailable: not now; some may be written.
+        A document that the server refuses for good is counted, and its status is below 500. OutputUnavailable: not now,
+        and some may be written.
         """
         statuses: list[int] = []
         for lines, count in _bulks([self._lines(one) for one in writes]):

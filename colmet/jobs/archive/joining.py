@@ -40,13 +40,8 @@ STOP_S = 5.0
 class Joiner:
     """The thread.
 
-    Args:
-        sources: of records, one for each batch system.
-        opened: returns the open archive; called for each turn, in the thread.
-        period_s: between two questions to one batch system.
-        is_named: an option names these batch systems, so a failure is a warning.
-        clock: seconds since 1970.
-        monotonic: seconds of a steady clock.
+    `sources` has one for each batch system, `opened` is called for each turn, and returns the open archive. If an
+    option has named the batch systems (`is_named`), a failure is a warning.
     """
 
     def __init__(

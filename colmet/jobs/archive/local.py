@@ -57,14 +57,10 @@ Where = tuple[str, list[Any]]  # a condition in SQL, and its values
 
 
 class LocalArchive(JobArchive):
-    """The archive in a file. Used by one thread.
+    """The archive in a file, given by its path or open. Used by one thread.
 
-    Args:
-        path: of the file, or the open file.
-        limit_s: seconds for all answers from now on; later questions raise QueryError.
-
-    Raises:
-        ArchiveError: it cannot be read.
+    All answers have to be ready within `limit_s` from now; later questions raise QueryError. ArchiveError for a file
+    that cannot be read.
     """
 
     def __init__(self, path: str | ArchiveStore, limit_s: float = math.inf) -> None:

@@ -38,12 +38,9 @@ def columns_of(record: JobRecord) -> Known:
 
 
 def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
-    """Return what follows from new records for the summaries with one job number.
+    """Return what follows from new records, maybe repeated, for the summaries with one job number.
 
-    Args:
-        rows: all summaries of whole jobs with this number; of their columns `start`, `last`, `user` and those of
-            `BATCH`.
-        records: new ones; may be repeated.
+    Of the columns of `rows`, all whole jobs with this number, it needs `start`, `last`, `user` and those of `BATCH`.
     """
     known: list[dict[str, Value]] = []
     joined_records = [{name: row.get(name) for name in NAMES} for row in rows if row.get("started") is not None]

@@ -46,11 +46,7 @@ class QueryError(ColmetError):
 
 
 class Deadline:
-    """The time by which an archive has to have answered.
-
-    Args:
-        limit_s: seconds from now; infinite for none.
-    """
+    """The time by which an archive has to have answered: seconds from now, infinite for none."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -322,8 +318,7 @@ def _add_factors(parser: cli.Options) -> None:
 def read_factors(path: str | None) -> Factors:
     """Return the factors of a file in TOML, by default `FACTORS_PATH` if there is one; none without a file.
 
-    Raises:
-        ConfigError: the file cannot be read or used, or a factor has no source.
+    ConfigError if the file cannot be read or used, or a factor has no source.
     """
     if path is None and not os.path.exists(FACTORS_PATH):
         return Factors()

@@ -32,10 +32,9 @@ class _Record:
 
 
 class Rebuild:
-    """A new archive, folded from stored rows by time. As a context manager, it removes an unfinished file.
+    """A new archive, folded from stored rows by time; a former try at this path is removed.
 
-    Args:
-        path: of the new file; a former try is removed.
+    As a context manager, it removes an unfinished file.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,12 +62,9 @@ class Rebuild:
         self._archiver.saved(changes)
 
     def finish(self, former: str, position: Position | None, now: int) -> KeptSummaries:
-        """End jobs that are over, add what the former archive alone has, and sync the file.
+        """End jobs that are over, add what the former archive alone has, if there is one, and sync the file.
 
-        Args:
-            former: path of the former archive; empty for none.
-            position: of the rows in the collector's journal; None if unknown.
-            now: seconds since 1970, for jobs on silent nodes.
+        `position` is that of the rows in the collector's journal, if known; at `now` jobs on silent nodes end.
         """
         archiver = self._archiver
         archiver.end(over=True)

@@ -47,13 +47,8 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
     """Remove jobs of a user; with another name, keep them under that.
 
     Tables of other parts of Colmet with names of users lose, or change, those of this user as well. Removed values are
-    overwritten in the file.
-
-    Returns:
-        Whether they are gone from SQLite's log (`-wal`), too: not while another program reads the archive.
-
-    Raises:
-        ArchiveError: it could not be written; some jobs are left.
+    overwritten in the file. Return whether they are gone from SQLite's log (`-wal`), too: not while another program
+    reads the archive. ArchiveError if it could not be written: some jobs are left.
     """
     database = store.database
     try:
@@ -121,14 +116,7 @@ _OLD = """SELECT job, start, "end" FROM listed WHERE start < ? AND "end" < ? AND
 
 
 class ArchiveExpiry:
-    """Removes the summaries of jobs that ended before a limit, and of their hosts.
-
-    Args:
-        keep_s: the limit; 0 keeps all.
-
-    Attributes:
-        removed: number of removed jobs.
-    """
+    """Removes the summaries of jobs that ended longer ago than `keep_s` (0 keeps all), and counts them: `removed`."""
 
     def __init__(self, keep_s: int, clock: Callable[[], float] = time.time) -> None:
         self._keep_s = keep_s
@@ -137,11 +125,7 @@ class ArchiveExpiry:
         self.removed = 0
 
     def remove(self, store: ArchiveStore) -> None:
-        """Remove some old jobs, if it is time; the next call continues.
-
-        Raises:
-            OutputUnavailable: the archive cannot be written.
-        """
+        """Remove some old jobs, if it is time; the next call continues. OutputUnavailable if it cannot be written."""
         if not self._keep_s or time.monotonic() < self._due_at:
             return
         limit = self._clock() - self._keep_s

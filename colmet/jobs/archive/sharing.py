@@ -74,15 +74,7 @@ class _Changed(NamedTuple):
 
 
 class Sharer:
-    """Sends what waits. Used by one thread.
-
-    Args:
-        store: the local archive, with an `ArchiveOutbox`.
-        indices: the shared one.
-
-    Attributes:
-        counts: of what was sent.
-    """
+    """Sends what waits in the outbox of the local archive, and counts it. Used by one thread."""
 
     def __init__(self, store: ArchiveStore, indices: Indices) -> None:
         self._store = store
@@ -95,8 +87,7 @@ class Sharer:
     def push(self) -> int:
         """Send some of those that wait, the oldest first; return how many are done.
 
-        Raises:
-            OutputUnavailable: the database is not there, or not now; those that wait stay in the outbox.
+        OutputUnavailable if the database is not there, or not now: those that wait stay in the outbox.
         """
         waiting = self._outbox.next(self._most)
         if not waiting:
@@ -274,11 +265,7 @@ class Waiting(NamedTuple):
 
 
 class ArchiveOutbox:
-    """The keys that wait. Used by one thread; another connection may write the summaries.
-
-    Args:
-        database: of the local archive.
-    """
+    """The keys that wait. Used by one thread; another connection may write the summaries."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -336,12 +323,9 @@ FAILURES = "share_failures"
 
 
 class ShareThread:
-    """Sends summaries to the shared archive while the local one is open.
+    """Sends summaries to the shared archive while the local one, whose outbox is open, is open.
 
-    Args:
-        path: of the local archive, whose outbox is open.
-        indices: the shared one.
-        counts: of an earlier thread for the same archive, which continue.
+    `counts`, of an earlier thread for the same archive, continue.
     """
 
     def __init__(self, path: str, indices: Indices, counts: Counter[str] | None = None, look_s: float = LOOK_S) -> None:

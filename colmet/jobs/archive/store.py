@@ -126,12 +126,8 @@ def _values(rows: Iterable[Summary], columns: Sequence[JobColumn]) -> Iterator[t
 class ArchiveStore:
     """An open archive file. Used by one thread.
 
-    Args:
-        path: of the file; empty for one that goes with the connection.
-        writable: whether it is created if missing, and may be written.
-
-    Raises:
-        ArchiveError: the file is missing, of another program or of a later version, or cannot be opened.
+    An empty path is a file that goes with the connection; a missing file is created if it is `writable`. ArchiveError
+    for a file that is missing, of another program or of a later version, or cannot be opened.
     """
 
     def __init__(self, path: str, writable: bool = False) -> None:
@@ -200,8 +196,7 @@ class ArchiveStore:
     def write(self, changes: Changes, position: Position | None) -> None:
         """Write summaries, folds and the position, all or nothing; None leaves the position unchanged.
 
-        Raises:
-            OutputUnavailable: it could not be written, e.g. the disk is full; nothing is changed.
+        OutputUnavailable if it could not be written, e.g. the disk is full.
         """
         try:
             with transaction(self.database):
@@ -273,16 +268,10 @@ class ArchiveStore:
         asked_until: float | None = None,
         unknown: Collection[int] = (),
     ) -> Joined:
-        """Join records to their summaries, all or nothing.
+        """Join records of a batch system to their summaries, all or nothing.
 
-        Args:
-            system: name of the batch system.
-            records: of its jobs.
-            asked_until: time until which its ended jobs are in the archive; None leaves it unchanged.
-            unknown: numbers of jobs that it has no record of: none of them runs.
-
-        Raises:
-            OutputUnavailable: they could not be written; nothing is changed.
+        Until `asked_until` its ended jobs are in the archive; None leaves that unchanged. It has no record of the jobs
+        `unknown`: none of them runs. OutputUnavailable if they could not be written.
         """
         try:
             with transaction(self.database):
@@ -399,10 +388,8 @@ def lock(path: str) -> int:
 
     A missing file is created, empty. It is a lock of flock(2): SQLite uses another kind, so readers, and short writes
     of this and other processes, go on. Closing a descriptor of a file ends SQLite's own locks of this process: lock
-    before the archive is opened, and close after it.
-
-    Raises:
-        ArchiveError: another process has locked it, or it cannot be opened.
+    before the archive is opened, and close after it. ArchiveError if another process has locked it, or it cannot be
+    opened.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)

@@ -36,12 +36,8 @@ def find(
 ) -> ArchivedJob | None:
     """Return a job in the archive with its hosts; None for an unknown one.
 
-    Args:
-        archive: open.
-        job: its number.
-        start: of several jobs with this number, the one that started then, or last before; None for the latest.
-        users: names of the only user with visible jobs; None for all.
-        projects: those whose jobs are visible to this user, too.
+    Of several jobs with this number it is the one that began at `start`, or last before; without, the latest. With
+    `users`, it is visible to the user with these names alone, or to who may see the `projects`.
     """
     found = _find(archive, JobFilter(users=users or (), jobs=[job]), start, users)
     if users is None or not projects or (found is not None and start in (None, found.summary["start"])):
@@ -75,16 +71,8 @@ def made_from(
 ) -> tuple[Report | None, ColmetError | None]:
     """Return the report of a job from its stored rows and its summary, and the error of an unreadable store.
 
-    Args:
-        found: the summary with its hosts, if any.
-        opened: opens the store.
-        asked: the job and its interval.
-        now: seconds since 1970.
-        seen: returns the visible rows of a history.
-        without_rows: called with the store if it has no rows of the job.
-
-    Raises:
-        ColmetError: the store cannot be read, and there is no summary.
+    `opened` opens the store, `seen` returns the visible rows of a history, and `without_rows` is called with a store
+    that has no rows of the job. ColmetError if the store cannot be read, and there is no summary.
     """
     report: Report | None = None
     unread: ColmetError | None = None
@@ -104,12 +92,9 @@ def made_from(
 
 
 def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> Report | None:
-    """Return the report of a job from that of its rows and its summary; None if there is neither.
+    """Return the report of a job from that of its rows and its summary, as far as there are any.
 
-    Args:
-        report: of the stored rows, if any.
-        found: the summary with its hosts, if any.
-        is_part: whether the report is of an interval of the job: the archive has whole jobs only.
+    A report of an interval of the job (`is_part`) is of its rows alone: the archive has whole jobs only.
     """
     if found is None or (report is None and is_part):
         return report
@@ -152,16 +137,10 @@ def _lacks_rows(report: Report, archived: Report) -> bool:
 
 
 class OneRun(RowsView):
-    """A history with the rows of one of several jobs with the same number.
+    """A history with the rows of one of several jobs with the same number, from `first` to `last`, seconds since 1970.
 
     The column `run` of the rows separates runs. Rows without it, of older nodes or other tables, are separated by time.
-
-    Args:
-        history: all rows; not closed by `close`.
-        job: the number.
-        runs: of all jobs with the number.
-        first: start of the job, seconds since 1970.
-        last: the last second before the next job with this number; None for the latest one.
+    `runs` are those of all jobs with the number. The given history is not closed by `close`.
     """
 
     def __init__(
@@ -222,15 +201,10 @@ LATEST = (1 << 63) - 1
 
 
 class OwnHistory(RowsView):
-    """A history with the rows of one job that belong to its user.
+    """A history with the rows of one job that belong to its user: of `own` hosts, each from a start on (None for all).
 
     Rows of the nodes are those of the same hosts. Other jobs of these hosts are read to share the energy, and
-    `without_others` removes their part.
-
-    Args:
-        history: all rows; not closed by `close`.
-        job: the number of the job.
-        own: the hosts, and the start of the rows on each (None for all).
+    `without_others` removes their part. The given history is not closed by `close`.
     """
 
     def __init__(self, history: History, job: int, own: Mapping[str, float | None]) -> None:

@@ -34,12 +34,9 @@ def document_of(report: Report) -> dict[str, Any]:
 
 
 def report_of(document: Any) -> Report:
-    """Return the report of a JSON document, without curves.
+    """Return the report of a JSON document, without curves; ColmetError for another document.
 
     Its texts are without control characters.
-
-    Raises:
-        ColmetError: it is none.
     """
     try:
         made = _made(Report, {**document, "curves": []})

@@ -78,13 +78,7 @@ def total(values: Floats) -> Number:
 
 
 def energy_of(found: Sequence[NodeEnergy], wall_s: float, gpu_joules: Number) -> Energy:
-    """Return the energy of all hosts together, with the shares of those with known energy.
-
-    Args:
-        found: of nodes with known energy.
-        wall_s: time of the job, summed over all its nodes.
-        gpu_joules: energy of its GPUs.
-    """
+    """Return the energy of all hosts together, with the shares of those with known energy; `wall_s` is that of all."""
     if not found:
         return Energy(gpu_joules=gpu_joules)
     others = [None if node.others is None else total(node.others) for node in found]
@@ -103,14 +97,7 @@ def energy_of(found: Sequence[NodeEnergy], wall_s: float, gpu_joules: Number) ->
 
 
 class NodeRows:
-    """Stored rows of some nodes of a job, from a little before it to a little after.
-
-    Args:
-        rows: of the job.
-        hosts: some of its hosts.
-        tables: those of the nodes, with their columns.
-        span: the times of the job.
-    """
+    """Stored rows of some nodes of a job, from a little before it to a little after; `tables` have their columns."""
 
     def __init__(self, rows: JobRows, hosts: Sequence[HostJob], tables: Tables, span: Outline) -> None:
         self._rows, self._tables, self._hosts = rows, tables, hosts
@@ -130,13 +117,7 @@ class NodeRows:
     def energy(
         self, fold: StoredFold, used: Mapping[str, CpuTime | None], cpus: Mapping[str, float]
     ) -> dict[str, NodeEnergy]:
-        """Return the energy of nodes where it is known.
-
-        Args:
-            fold: folds the rows of other jobs.
-            used: CPU time of the job, by host.
-            cpus: of the hosts.
-        """
+        """Return the energy of nodes where it is known; `fold` is for rows of other jobs, `used` the job's CPU time."""
         steps = self._steps()
         node = self._node_cpu()
         known = {

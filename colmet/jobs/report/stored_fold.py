@@ -59,13 +59,7 @@ class StoredFold:
         self.slots: list[int] = []
 
     def add(self, job: int, stored: HostJob, node_cpus: float) -> tuple[int, CpuTime | None]:
-        """Fold the rows of a job on a host; return its slot, and its CPU time if that is known.
-
-        Args:
-            job: its number.
-            stored: the rows.
-            node_cpus: CPUs of the host; NaN if unknown.
-        """
+        """Fold the rows of a job on a host; return its slot, and its CPU time if that is known."""
         rows = stored.by_first_clock()
         slot = self._take(job, rows.host, rows.first, rows.start, node_cpus)
         self.slots.append(slot)

@@ -80,13 +80,9 @@ def domain_of(hosts: Sequence[str]) -> str:
 
 
 class Page:
-    """The layout of a report.
+    """The layout of a report, with bars of two characters, `full` and `empty`.
 
-    Args:
-        full: character for the filled part of a bar.
-        empty: character for the rest.
-        verbose: whether to add the conditions of the rules, and remedies for administrators.
-        clock: the time zone.
+    If it is `verbose`, it has the conditions of the rules, and remedies for administrators.
     """
 
     def __init__(self, full: str, empty: str, verbose: bool = False, clock: Clock = UTC) -> None:
