@@ -5,8 +5,7 @@ A number that is used again is another job: rows have the number of their run, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from colmet.common.measures import CGROUP_TABLE, PROCESSES_TABLE, TASKS_TABLE
 from colmet.common.schema import Batch
 from colmet.common.wire.limits import MAX_JOBS
 from colmet.jobs.fold_layout import Ints, Mask, TablePart
-from colmet.jobs.fold_nodes import MOST_HOSTS, NodeFolds
+from colmet.jobs.fold_nodes import NodeFolds
 from colmet.jobs.fold_state import MOST_FOLDS, FoldState, Head, Rows, RunOf
 
 OLDEST_S = 400 * 86400  # an older start is not believed
@@ -30,7 +29,6 @@ SILENT_S = 3600  # by the time of reception, after which a job on a silent node 
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
 KEPT_SILENT_S = 4 * DAY_S  # and of a silent node, by the time of reception: its agent may be away over a weekend
 KEPT_HEARD_S = DAY_S  # and of a node that goes on sending without rows of the job, whatever its clock
-FEW_ROWS = 64  # looked up one by one
 _NEVER = (-1,)  # no list of jobs
 
 
@@ -48,7 +46,6 @@ class OpenJobs:
         self.open_on: dict[int, dict[int, int]] = {}
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
-        self._index: SlotIndex | None = None  # of `open_on`; None after a change
         self._shares = Shares(MOST_FOLDS)  # by host, with the dropped slots
 
     def indices_of(self, names: Sequence[str]) -> list[int]:
@@ -70,10 +67,6 @@ class OpenJobs:
         for other, slots in known:
             if np.array_equal(part.jobs, other.jobs) and np.array_equal(part.hosts, other.hosts):
                 return slots.copy()
-        if len(part.jobs) >= FEW_ROWS and self._index is None:
-            self._index = SlotIndex.of(self.open_on)
-        if len(part.jobs) >= FEW_ROWS and self._index is not None and self._index.serves(part.jobs):
-            return self._index.slots_of(part.hosts, part.jobs)
         open_on = self.open_on
         nothing: dict[int, int] = {}
         found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
@@ -146,7 +139,6 @@ class OpenJobs:
             self.state.runs[slot, RunOf.FORMER_RUN] = before[0]
             row[Head.START] = max(row[Head.START], before[1] + 1)  # two runs of a second have two keys
         self.open_on.setdefault(host, {})[job] = slot
-        self._index = None
         self._changed.add(host)
 
     def _take(self, host: int) -> int:
@@ -177,7 +169,6 @@ class OpenJobs:
         if slot >= 0:
             self._shares.hold(host, 1)
             self.open_on.setdefault(at, {})[job] = slot
-            self._index = None
         return slot
 
     def note_listings(self, batches: Sequence[Batch], hosts: Ints, seen: Ints) -> None:
@@ -254,7 +245,6 @@ class OpenJobs:
         there = self.open_on.get(host, {})
         if there.get(job) == slot:
             del there[job]
-            self._index = None
             if not there:
                 del self.open_on[host]
             self.dropped.append(slot)
@@ -265,40 +255,3 @@ class OpenJobs:
             self._shares.hold(self.nodes.names[host], -1)
         self.state.release(self.dropped)
         self.dropped = []
-
-
-LARGEST_JOB = (1 << 62) // MOST_HOSTS
-
-
-class SlotIndex(NamedTuple):
-    """The slots of all present runs, for looking up many at a time."""
-
-    keys: Ints  # job and host, sorted
-    slots: Ints
-
-    @classmethod
-    def of(cls, open_on: Mapping[int, Mapping[int, int]]) -> SlotIndex:
-        """Return the index of host -> job -> slot; of jobs with larger numbers than it serves it has none."""
-        found = [
-            (job * MOST_HOSTS + host, slot)
-            for host, there in open_on.items()
-            for job, slot in there.items()
-            if job < LARGEST_JOB
-        ]
-        rows = np.array(found, np.int64).reshape(-1, 2)
-        rows = rows[np.argsort(rows[:, 0])]
-        return cls(rows[:, 0].copy(), rows[:, 1].copy())
-
-    @staticmethod
-    def serves(jobs: Ints) -> bool:
-        """Return whether the numbers of all jobs are small enough."""
-        return bool(jobs.max() < LARGEST_JOB)
-
-    def slots_of(self, hosts: Ints, jobs: Ints) -> Ints:
-        """Return the slot of each job and host, -1 for none."""
-        wanted = jobs * MOST_HOSTS + hosts
-        at = np.searchsorted(self.keys, wanted)
-        at[at == len(self.keys)] = 0
-        if not len(self.keys):
-            return np.full(len(wanted), -1, np.int64)
-        return np.where((self.keys[at] == wanted) & (jobs >= 0), self.slots[at], -1)
