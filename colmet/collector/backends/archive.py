@@ -247,7 +247,7 @@ class ArchiveOutput(OutputBackend):
         archiver, store = self._archiver, self._store
         assert archiver is not None and store is not None
         try:
-            archiver.take(records)
+            archiver.take((one.number, one.received_ns, one.batches) for one in records)
             changes = archiver.changes()
             store.write(changes, Position(self._state.journal, archiver.position))
         except OutputUnavailable as err:

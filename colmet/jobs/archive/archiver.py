@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,22 +29,6 @@ EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
 COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
 EVERY_S = 10, 600  # a running job is written again after a third of its age, within these bounds
 Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
-
-
-class ReceivedBatches(Protocol):
-    """A record of the journal."""
-
-    @property
-    def number(self) -> int:
-        """Return its number in the journal."""
-
-    @property
-    def received_ns(self) -> int:
-        """Return the time of its reception."""
-
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        """Return its batches."""
 
 
 class Archiver:
@@ -83,14 +67,13 @@ class Archiver:
 
     # -- records --
 
-    def take(self, records: Iterable[ReceivedBatches]) -> None:
-        """Fold records that were not folded before."""
+    def take(self, records: Iterable[tuple[int, int, Sequence[Batch]]]) -> None:
+        """Fold records of the journal that were not folded before: number, time of reception in ns, and batches."""
         ready: list[Ready] = []
-        for record in records:
-            number = record.number
+        for number, received_ns, batches in records:
             if number < self.until and not self._missed:
                 continue
-            now = record.received_ns // NS
+            now = received_ns // NS
             if now > self._now:
                 if now // EXPIRE_S > self._now // EXPIRE_S:
                     ready += map(_ready, self._order.expired(now))
@@ -99,7 +82,7 @@ class Archiver:
                     ready = []
                     self.fold.jobs.sweep(now)
                 self._now = now
-            for place, batch in enumerate(record.batches):
+            for place, batch in enumerate(batches):
                 if number < self.until:
                     if (number, place) not in self._missed:
                         continue

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from contextlib import closing
+from itertools import count, islice
 from typing import NamedTuple
 
 from colmet.common.host.files import sync_directory
@@ -20,15 +21,6 @@ from colmet.jobs.job_summaries import job_summary, keyed_runs
 
 AT_ONCE = 2000  # batches
 SIDE_FILES = ("-wal", "-shm")  # of SQLite, beside the file
-
-
-class _Record:
-    """A stored batch, as a record that was received at its time."""
-
-    def __init__(self, number: int, batch: Batch) -> None:
-        self.number = number
-        self.received_ns = batch.time_ns
-        self.batches = (batch,)
 
 
 class Rebuild:
@@ -43,19 +35,15 @@ class Rebuild:
         self._store = ArchiveStore(path, writable=True)
         self._store.database.execute("PRAGMA synchronous = OFF")  # the whole file is synced at the end
         self._archiver = Archiver(self._store)
-        self._count = 0
+        self._numbers = count(1)
         self._is_done = False
 
     def take(self, batches: Iterable[Batch]) -> None:
         """Fold batches, later than all before, and write what has changed."""
         some = iter(batches)
-        while records := [self._record(batch) for batch in islice(some, AT_ONCE)]:
+        while records := [(next(self._numbers), batch.time_ns, (batch,)) for batch in islice(some, AT_ONCE)]:
             self._archiver.take(records)
         self._write(self._archiver.changes(), None)
-
-    def _record(self, batch: Batch) -> _Record:
-        self._count += 1
-        return _Record(self._count, batch)
 
     def _write(self, changes: Changes, position: Position | None) -> None:
         self._store.write(changes, position)
@@ -69,8 +57,12 @@ class Rebuild:
         archiver = self._archiver
         archiver.end(over=True)
         archiver.fold.jobs.sweep(now)
-        if position is not None:
-            self._continue(position, former)
+        if position is not None:  # the collector goes on with the records after the stored rows
+            archiver.other_journal(position.number)
+            if former:
+                with closing(ArchiveStore(former)) as store:
+                    if store.position is not None and store.position.journal == position.journal:
+                        archiver.follow(Archiver(store))
         self._write(archiver.changes(whole=True), position)
         try:
             kept = keep_former(self._store, former) if former else KeptSummaries(0, 0)
@@ -82,17 +74,6 @@ class Rebuild:
         sync(self.path)
         self._is_done = True
         return kept
-
-    def _continue(self, position: Position, former: str) -> None:
-        """Let the collector go on with the records after the stored rows."""
-        self._archiver.other_journal(position.number)
-        if former:
-            store = ArchiveStore(former)
-            try:
-                if store.position is not None and store.position.journal == position.journal:
-                    self._archiver.follow(Archiver(store))
-            finally:
-                store.close()
 
     def __enter__(self) -> Rebuild:
         return self

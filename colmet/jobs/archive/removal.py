@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import OutputUnavailable
@@ -53,9 +53,9 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
     database = store.database
     try:
         database.execute("PRAGMA secure_delete = ON")
-        for some in _parts(runs):
+        for first in range(0, len(runs), AT_ONCE):
             with transaction(database):
-                for run in some:
+                for run in runs[first : first + AT_ONCE]:
                     (_rename if other else _remove)(database, run, other)
         with transaction(database):
             _elsewhere(database, user, other)
@@ -63,11 +63,6 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
     except sqlite3.Error as err:
         raise ArchiveError(f"{store.path}: {err}; repeat the command") from err
     return not is_busy
-
-
-def _parts(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    for first in range(0, len(runs), AT_ONCE):
-        yield runs[first : first + AT_ONCE]
 
 
 def _remove(database: sqlite3.Connection, run: Run, _other: str) -> None:
