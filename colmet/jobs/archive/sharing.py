@@ -18,7 +18,8 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
@@ -378,61 +379,42 @@ class ShareThread:
             is_last = self._stop_by is not None
             try:
                 self._serve()
-            except (ArchiveError, sqlite3.Error, OutputUnavailable) as err:
-                self._failed(err)
-            except Exception:  # a defect here must not end the thread; it is counted and logged
-                self._counts[FAILURES] += 1
-                if powers_of_ten(self.failures):
-                    log.exception("summaries not shared failures=%d", self.failures)
-                self._backoff.fail()
-            else:
                 return  # it has to stop
+            except Exception as err:
+                self._counts[FAILURES] += 1
+                self._in_a_row += 1
+                is_known = isinstance(err, (ArchiveError, sqlite3.Error, OutputUnavailable))
+                if powers_of_ten(self._in_a_row):
+                    log.error(
+                        "shared archive unavailable, summaries wait: failures=%d: %s",
+                        *(self._in_a_row, err),
+                        exc_info=None if is_known else err,
+                    )
+                self._backoff.fail()
             if is_last:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._stop_by is not None, self._backoff.left_s())
 
-    def _failed(self, err: Exception) -> None:
-        self._counts[FAILURES] += 1
-        self._in_a_row += 1
-        if powers_of_ten(self._in_a_row):
-            log.error("shared archive unavailable, summaries wait: failures=%d: %s", self._in_a_row, err)
-        self._backoff.fail()
-
     def _serve(self) -> None:
         """Send all that waits, and again whenever there may be more; return when it has to stop."""
-        store = ArchiveStore(self._path, writable=True)
-        try:
-            sharer = Sharer(store, self._indices)
+        with closing(ArchiveStore(self._path, writable=True)) as store, closing(Sharer(store, self._indices)) as sharer:
             sharer.counts = self._counts
             outbox = outbox_of(store, is_shared=True)
-            try:
-                while True:
-                    is_last = self._stop_by is not None  # then all has been written
-                    self._push_all(sharer, outbox.count)
-                    if is_last:
-                        return
-                    with self._changed:
-                        self._changed.wait_for(lambda: self._is_due or self._stop_by is not None, self._look_s)
-            finally:
-                sharer.close()
-        finally:
-            store.close()
-
-    def _push_all(self, sharer: Sharer, count: Callable[[], int]) -> None:
-        with self._changed:
-            self._is_due = False
-        self._waiting = count()
-        while self._waiting and not self._is_over():
-            done = sharer.push()
-            self._waiting = max(0, self._waiting - done)
-            if self._in_a_row:
-                log.warning("shared archive available again waiting=%d", self._waiting)
-                self._in_a_row = 0
-            self._backoff.reset()
-            if not done:  # nothing is left, or other collectors change the same jobs just now
-                break
-        self._waiting = count()
-
-    def _is_over(self) -> bool:
-        return self._stop_by is not None and time.monotonic() >= self._stop_by
+            is_last = False
+            while not is_last:
+                is_last = self._stop_by is not None  # then all has been written
+                self._is_due = False
+                self._waiting = outbox.count()
+                while self._waiting and (self._stop_by is None or time.monotonic() < self._stop_by):
+                    done = sharer.push()
+                    self._waiting = max(0, self._waiting - done)
+                    if self._in_a_row:
+                        log.warning("shared archive available again waiting=%d", self._waiting)
+                        self._in_a_row = 0
+                    self._backoff.reset()
+                    if not done:  # nothing is left, or other collectors change the same jobs just now
+                        break
+                self._waiting = outbox.count()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_due or self._stop_by is not None, self._look_s)

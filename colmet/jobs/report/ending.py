@@ -55,15 +55,26 @@ def ending_of(report: Report) -> Ending | None:
         return None
     if batch.state == OUT_OF_MEMORY or (batch.state == FAILED and report.memory.oom_kills):
         return _out_of_memory(report)
-    known = {
-        DONE: _done,
-        FAILED: _failed,
-        TIMEOUT: _timeout,
-        CANCELLED: _cancelled,
-        NODE_FAILED: _node_failed,
-    }.get(batch.state)
-    if known is not None:
-        return known(report, batch)
+    word = f" ({shown(batch.reason, 80)})" if batch.reason else ""  # the batch system's own
+    if batch.state == DONE:
+        return _done(report, batch)
+    if batch.state == FAILED:
+        return _failed(batch, word)
+    if batch.state == TIMEOUT:
+        of = f" of {duration(batch.requested_walltime_s)}" if batch.requested_walltime_s else ""
+        return Ending(
+            TIMEOUT,
+            f"Walltime reached: the batch system ended it at its walltime{of}.",
+            "Ask for more walltime, have it save its state from time to time and continue, or divide the work.",
+        )
+    if batch.state == CANCELLED:
+        return Ending(CANCELLED, f"Cancelled by its user, an administrator or a job of higher priority{word}.")
+    if batch.state == NODE_FAILED:
+        return Ending(
+            NODE_FAILED,
+            f"A node failed, or could not start it{word}: that is not the job's fault.",
+            "Submit it again; if it happens again, name the job to your administrators.",
+        )
     if report.memory.oom_kills:
         text = f"The kernel killed {_killed(report)} at its limit{_limit(report)}; how it ended is not reported."
         return Ending(ENDED, text, _more_memory(report))
@@ -113,12 +124,12 @@ def _exit_code(batch: BatchFacts) -> str:
     return "" if batch.exit_code is None else f": exit code {batch.exit_code}"
 
 
-def _failed(report: Report, batch: BatchFacts) -> Ending:
+def _failed(batch: BatchFacts, word: str) -> Ending:
     code, number = batch.exit_code, batch.exit_signal
     if not number and code is not None and _OF_SHELL < code <= _OF_SHELL + max(signal.valid_signals()):
         number = code - _OF_SHELL
-    name = _signal(number) if number else ""
-    if name:
+    if number:
+        name = _signal(number)
         meaning, remedy = _MEANINGS.get(name, ("", _SEE_OUTPUT))
         by = f", exit code {code}" if code else ""
         return Ending(
@@ -128,7 +139,7 @@ def _failed(report: Report, batch: BatchFacts) -> Ending:
         meaning, remedy = _CODES.get(code, ("", _SEE_OUTPUT))
         return Ending(FAILED, f"Failed with exit code {code}{': ' if meaning else ''}{meaning}.", remedy)
     known = "its exit code is not reported" if code is None else f"its exit code is {code}"
-    return Ending(FAILED, f"Failed{_word(batch)}; {known}.", _SEE_OUTPUT)
+    return Ending(FAILED, f"Failed{word}; {known}.", _SEE_OUTPUT)
 
 
 def _signal(number: int) -> str:
@@ -136,28 +147,6 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
-
-
-def _timeout(report: Report, batch: BatchFacts) -> Ending:
-    asked = batch.requested_walltime_s
-    of = f" of {duration(asked)}" if asked else ""
-    return Ending(
-        TIMEOUT,
-        f"Walltime reached: the batch system ended it at its walltime{of}.",
-        "Ask for more walltime, have it save its state from time to time and continue, or divide the work.",
-    )
-
-
-def _cancelled(report: Report, batch: BatchFacts) -> Ending:
-    return Ending(CANCELLED, f"Cancelled by its user, an administrator or a job of higher priority{_word(batch)}.")
-
-
-def _node_failed(report: Report, batch: BatchFacts) -> Ending:
-    return Ending(
-        NODE_FAILED,
-        f"A node failed, or could not start it{_word(batch)}: that is not the job's fault.",
-        "Submit it again; if it happens again, name the job to your administrators.",
-    )
 
 
 def _unreported(report: Report, batch: BatchFacts) -> Ending:
@@ -178,8 +167,3 @@ def wall_s(report: Report) -> Number:
     if batch is not None and batch.started is not None and batch.ended is not None:
         return max(0.0, float(batch.ended - batch.started))
     return report.wall_s if report.since is None and report.until is None else None
-
-
-def _word(batch: BatchFacts) -> str:
-    """Return the batch system's own word, in parentheses."""
-    return f" ({shown(batch.reason, 80)})" if batch.reason else ""
