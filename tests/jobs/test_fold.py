@@ -53,7 +53,7 @@ def at_once(history, job=42):
     for rows in JobRows(history, JobInterval(job), COLUMNS).groups():
         for stored in rows:
             made.add(job, stored, np.nan)
-    return list(host_summaries(made.fold, np.array(made.slots)))
+    return list(host_summaries(made.fold, np.array(list(made.slots.values()))))
 
 
 # Of nodes, or of the time between batches.

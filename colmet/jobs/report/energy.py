@@ -17,7 +17,7 @@ import numpy as np
 from colmet.common.growth import NODE_CPUS
 from colmet.common.growth import largest as most_of
 from colmet.common.measures import CPU_USED, NODE_CPU, POWER_TABLE, ZONES
-from colmet.jobs.figures import Energy, Number, added, ratio
+from colmet.jobs.figures import Energy, Number, Report, added, ratio
 from colmet.jobs.fold_layout import NODE_CPU_TABLE, Floats, Ints, whole_numbers
 from colmet.jobs.fold_nodes import (
     BY_COLUMNS,
@@ -77,10 +77,11 @@ def total(values: Floats) -> Number:
     return float(known.sum()) if len(known) else None
 
 
-def energy_of(found: Sequence[NodeEnergy], wall_s: float, gpu_joules: Number) -> Energy:
-    """Return the energy of all hosts together, with the shares of those with known energy; `wall_s` is that of all."""
+def energy_of(found: Sequence[NodeEnergy], report: Report, gpu_joules: Number) -> Energy:
+    """Return the energy of all hosts together, with the shares of those with known energy."""
     if not found:
         return Energy(gpu_joules=gpu_joules)
+    wall_s = sum(host.wall_s for host in report.hosts)
     others = [None if node.others is None else total(node.others) for node in found]
     return Energy(
         job_joules=added(total(node.job) for node in found),
@@ -128,9 +129,8 @@ class NodeRows:
         found = {}
         for stored in self._hosts:
             if stored.host in steps:
-                one = _shared(
-                    *(steps[stored.host], stored, used.get(stored.host), others.get(stored.host), node.get(stored.host))
-                )
+                host = stored.host
+                one = _shared(steps[host], stored, used.get(host), others.get(host), node.get(host))
                 if len(one.joules):
                     found[stored.host] = one
         return found
@@ -167,11 +167,8 @@ class NodeRows:
         for job in sorted({job for jobs in there.values() for job in jobs}):
             left = [host for host, jobs in there.items() if job in jobs]
             for source in CPU_USED.sources:
-                read = (
-                    self._rows.read(RowQuery(job, source.table, [source.column], self._since, self._until, left))
-                    if left
-                    else []
-                )
+                query = RowQuery(job, source.table, [source.column], self._since, self._until, left)
+                read = self._rows.read(query) if left else []
                 for series in [one for one in read if not np.isnan(one.values(source.column)).all()]:
                     # the first row of a job started during the interval is up to a period after its start
                     period_s = cadence_s(series.times, 0) or 1
@@ -186,14 +183,8 @@ class NodeRows:
     def _other_jobs(self, hosts: Sequence[str]) -> dict[str, set[int]]:
         """Return the other jobs of each host, as the rows of nodes list them; hosts with unknown jobs are left out."""
         found: dict[str, set[int]] = {}
-        table = next(
-            (
-                name
-                for name in (NODE_CPU_TABLE, POWER_TABLE, RAPL_TABLE)
-                if "involved_jobs" in self._tables.get(name, ())
-            ),
-            "",
-        )
+        listing = [name for name, columns in self._tables.items() if "involved_jobs" in columns]
+        table = next((name for name in (NODE_CPU_TABLE, POWER_TABLE, RAPL_TABLE) if name in listing), "")
         for series in self.read(table, ["involved_jobs"]):
             texts = np.unique(labels(series, "involved_jobs")).tolist()
             jobs = {int(number) for text in texts for number in _NUMBER.findall(text.decode("ascii", "replace"))}
@@ -237,15 +228,11 @@ def _steps_of(source: int, series: Series) -> tuple[Floats, Floats, Floats]:
         np.maximum.at(count, at, (watts >= 0).astype(np.int64))
     here = count > 0
     times, energy, count = times[here], energy[here], count[here]
-    if len(times) < 2:
-        return np.empty(0), np.empty(0), np.empty(0)
     steps = np.diff(times)
-    used, known = step_energy(source, steps, energy[:-1], energy[1:], count[:-1], count[1:], steps.min())
-    return (
-        times[:-1][known].astype(np.float64),
-        times[1:][known].astype(np.float64),
-        used[known].astype(np.float64) * 1e-6,
-    )
+    shortest = steps.min(initial=1 << 50)
+    used, known = step_energy(source, steps, energy[:-1], energy[1:], count[:-1], count[1:], shortest)
+    starts, ends, joules = [one[known].astype(np.float64) for one in (times[:-1], times[1:], used)]
+    return starts, ends, joules * 1e-6
 
 
 def _shared(

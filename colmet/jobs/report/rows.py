@@ -92,9 +92,9 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         longest = longest or group[0].longest
         nodes = NodeRows(rows, group, tables, span)
         cpus = nodes.cpus()
-        used = {stored.host: fold.add(stored, cpus) for stored in group}
+        used = {stored.host: fold.add_host(stored, cpus) for stored in group}
         fold.add_of_nodes(nodes)
-        of_group = nodes.energy(fold.stored, used, cpus)
+        of_group = nodes.energy(fold, used, cpus)
         energy.update(of_group)
         of_gpus += gpus_of(rows, group, tables, span)
         found.append(found_of(rows, group, tables))
@@ -104,7 +104,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         periods += [stored.period_s for stored in group if stored.period_s is not None]
     if not last:  # removed meanwhile
         return None
-    summaries = fold.summaries()
+    summaries = host_summaries(fold.fold, np.array(list(fold.slots.values())))
     report = report_of(job_figures(summaries), summaries)
     node_tables = [name for name in tables if name not in RARE]
     report = replace(
@@ -120,7 +120,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         memory=fold.memory(report),
         io=replace(report.io, source=fold.source_of_io(report)),
         gpus=tuple(of_gpus),
-        energy=energy_of(list(energy.values()), sum(host.wall_s for host in report.hosts), _gpu_joules(of_gpus)),
+        energy=energy_of(list(energy.values()), report, added(gpu.energy_joules for gpu in of_gpus)),
         completeness=completeness_of(found),
         hosts=tuple([fold.host(host, energy.get(host.host)) for host in report.hosts]),
         curves=curves_of(report.hosts, lines),
@@ -131,44 +131,32 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
     return replace(report, advice_withheld=why, advice=() if why else advise(report))
 
 
-def _gpu_joules(found: Sequence[GpuUse]) -> Number:
-    return added(gpu.energy_joules for gpu in found)
-
-
-class _Fold:
+class _Fold(StoredFold):
     """The fold of a job's rows, with the origin of its figures on each host."""
 
     def __init__(self, job: int) -> None:
-        self.stored = StoredFold()
+        super().__init__()
         self._job = job
-        self._slots: dict[str, int] = {}
-        self._rows: dict[str, HostJob] = {}  # without most of their columns
+        self._tables: set[str] = set()
         self._clocks: list[str] = []
         self._samples: dict[str, int] = {}
         self._memory_now: dict[str, Number] = {}
 
-    def add(self, stored: HostJob, cpus: Mapping[str, float]) -> CpuTime | None:
+    def add_host(self, stored: HostJob, cpus: Mapping[str, float]) -> CpuTime | None:
         """Fold the rows of a host."""
-        slot, used = self.stored.add(self._job, stored, cpus.get(stored.host, np.nan))
-        self._slots[stored.host] = slot
         by_clock = stored.by_first_clock()
         self._samples[stored.host] = max(len(series.seconds) for series in by_clock.tables.values())
         self._memory_now[stored.host] = _latest(stored, MEMORY.sources)
         if by_clock.is_clock_set:
             self._clocks.append(stored.host)
-        tables = {name: replace(series, times=series.times[:1], columns={}) for name, series in stored.tables.items()}
-        self._rows[stored.host] = replace(stored, tables=tables)
-        return used
+        self._tables.update(stored.tables)
+        return self.add(self._job, stored, cpus.get(stored.host, np.nan))
 
     def add_of_nodes(self, nodes: NodeRows) -> None:
         """Fold the counters of some of its nodes."""
         for name, table in LAYOUTS.items():
             for series in nodes.read(name, table.names) if table.is_of_node else ():
-                self.stored.add_of_node(self._slots[series.host], series)
-
-    def summaries(self) -> list[Summary]:
-        """Return the summaries of the hosts."""
-        return list(host_summaries(self.stored.fold, np.array(self.stored.slots)))
+                self.add_of_node(self.slots[series.host], series)
 
     def samples(self) -> int:
         """Return the number of samples on the host with most, also of tables that the fold does not read."""
@@ -176,24 +164,24 @@ class _Fold:
 
     def _count(self, source: Source, host: str) -> int:
         """Return the number of values of a column on a host."""
-        table, slot, state = LAYOUTS[source.table], self._slots[host], self.stored.fold.state
+        table, slot, state = LAYOUTS[source.table], self.slots[host], self.fold.state
         if source.column in table.counters:
             return int(state.counters[table.name][slot, Count.COUNT, table.counters.index(source.column)])
         return int(state.gauges[table.name][slot, Gauge.COUNT, table.gauges.index(source.column)])
 
     def origin(self, sources: Sequence[Source]) -> str:
         """Return the origin of a figure: that of the first source with values on a host."""
-        return next((one.origin for one in sources if any(self._count(one, host) for host in self._slots)), "")
+        return next((one.origin for one in sources if any(self._count(one, host) for host in self.slots)), "")
 
     def host(self, host: HostFigures, energy: NodeEnergy | None) -> HostFigures:
         """Return the figures of a host with the time of its first row and its energy."""
-        first = int(self.stored.fold.state.head[self._slots[host.host], Head.FIRST])
+        first = int(self.fold.state.head[self.slots[host.host], Head.FIRST])
         joules = None if energy is None else total(energy.job)
         return replace(host, first=first, samples=self._samples[host.host], energy_joules=joules)
 
     def time(self, report: Report, summaries: Sequence[Summary]) -> Whereabouts:
         """Return the time by state with what is missing of it, and why; impossible waits are missing."""
-        if not any(TASKS_TABLE in stored.tables for stored in self._rows.values()):
+        if TASKS_TABLE not in self._tables:
             return replace(report.time, note="the kernel's accounting of tasks (taskstats) was not measured")
         notes, remedy = [], ""
         wrong = {
@@ -217,11 +205,11 @@ class _Fold:
         """Return the memory with the origin of its peak; without one, with the reason, as far as the rows show."""
         memory = report.memory
         if memory.peak_bytes is not None:
-            is_sampled = not self._peak_count(memory.host)
+            is_sampled = not self._count(MEMORY_PEAK.best, memory.host)
             origin = next((one.origin for one in MEMORY.sources if self._count(one, memory.host)), "")
             now = self._memory_now[memory.host]
             return replace(memory, sampled=is_sampled, source=origin if is_sampled else CGROUP, now_bytes=now)
-        if any(PROCESSES_TABLE in stored.tables for stored in self._rows.values()):
+        if PROCESSES_TABLE in self._tables:
             remedy = "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
             return replace(memory, note="the memory of its processes could not be read", remedy=remedy)
         if self.samples() < SAMPLES_FOR_MEMORY:
@@ -231,16 +219,11 @@ class _Fold:
         note = "no memory cgroup held the job, and its processes were not measured"
         return replace(memory, note=note, remedy=remedy)
 
-    def _peak_count(self, host: str) -> int:
-        return self._count(MEMORY_PEAK.best, host)
-
     def source_of_io(self, report: Report) -> str:
         """Return ``tasks`` if the bytes are those charged to its tasks, ``cgroup`` if those of block devices."""
         if report.io.read_bytes is None and report.io.written_bytes is None:
             return ""
-        by_tasks = any(
-            self._count(source, host) for source in CHARGED_READ.of(TASKS, PROCESSES) for host in self._slots
-        )
+        by_tasks = any(self._count(source, host) for source in CHARGED_READ.of(TASKS, PROCESSES) for host in self.slots)
         return "tasks" if by_tasks else "cgroup"
 
     def warnings(self, report: Report) -> Sequence[str]:
@@ -254,7 +237,7 @@ class _Fold:
                 f"the clock of {some_of(self._clocks, 3)} was set while the job ran: times are by the clock at its "
                 "start"
             )
-        wrong = [host for host in self._slots if self._has_left_out_cpu(host)]
+        wrong = [host for host in self.slots if self._has_left_out_cpu(host)]
         if wrong:
             found.append(
                 f"rows of {some_of(wrong, 3)} have more CPU time than its CPUs can have run, and that is not in the "
@@ -267,8 +250,8 @@ class _Fold:
         source = next((one for one in CPU_USED.sources if self._count(one, host)), None)
         if source is None:
             return False
-        table, slot = LAYOUTS[source.table], self._slots[host]
-        left = self.stored.fold.state.counters[table.name][slot, Count.LEFT, table.counters.index(source.column)]
+        table, slot = LAYOUTS[source.table], self.slots[host]
+        left = self.fold.state.counters[table.name][slot, Count.LEFT, table.counters.index(source.column)]
         return bool(left > 0)
 
 

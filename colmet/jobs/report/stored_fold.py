@@ -51,18 +51,18 @@ class StoredFold:
 
     Attributes:
         fold: the state.
-        slots: of the hosts of the job.
+        slots: of the job, by host.
     """
 
     def __init__(self) -> None:
         self.fold = Fold()
-        self.slots: list[int] = []
+        self.slots: dict[str, int] = {}
 
-    def add(self, job: int, stored: HostJob, node_cpus: float) -> tuple[int, CpuTime | None]:
-        """Fold the rows of a job on a host; return its slot, and its CPU time if that is known."""
+    def add(self, job: int, stored: HostJob, node_cpus: float) -> CpuTime | None:
+        """Fold the rows of a job on a host; return its CPU time if that is known."""
         rows = stored.by_first_clock()
         slot = self._take(job, rows.host, rows.first, rows.start, node_cpus)
-        self.slots.append(slot)
+        self.slots[rows.host] = slot
         head = self.fold.state.head[slot]
         head[Head.LAST] = rows.last
         head[Head.BEGAN] = 0 if rows.began is None else rows.began if rows.is_whole else -rows.began
@@ -83,7 +83,7 @@ class StoredFold:
             grown = self._table(slot, LAYOUTS[name], rows.tables[name], values, rows.is_whole, place)
             if places and used is None:  # the tables are in the order of the sources of CPU time
                 used = cpu_time(rows.tables[name].times, grown * LAYOUTS[name].factors[place], start)
-        return slot, used
+        return used
 
     def add_of_node(self, slot: int, series: Series) -> None:
         """Fold the counters of a node, such as those of its network, in the rows between a job's first and last one."""
@@ -223,18 +223,14 @@ def gpus_of(
 
 def _gpu(stored: HostJob, uuid: bytes, series: Series, of_node: Series | None) -> GpuUse:
     rows = labels(series, "uuid") == uuid
-    times, processes, memory = (
-        series.times[rows],
-        series.values("processes")[rows],
-        _measured(series, measures.GPU_OF_JOB_MEMORY)[rows],
-    )
+    times, processes = series.times[rows], series.values("processes")[rows]
     steps_s = _steps_s(times)
     gpu = GpuUse(
         stored.host,
         text_of(uuid),
         held_s=float(steps_s.sum()),
         idle_s=None if np.isnan(processes).all() else float(steps_s[processes == 0].sum()),
-        memory_peak_bytes=_most(memory),
+        memory_peak_bytes=_most(_measured(series, measures.GPU_OF_JOB_MEMORY)[rows]),
     )
     if of_node is None:
         return gpu
@@ -252,11 +248,8 @@ def _gpu(stored: HostJob, uuid: bytes, series: Series, of_node: Series | None) -
 
 def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> Number:
     """Return the energy of a GPU between samples of its allocation to the job, divided by the jobs sharing it."""
-    at, energy, watts = (
-        of_node.times[its],
-        _measured(of_node, measures.GPU_ENERGY)[its],
-        _measured(of_node, measures.GPU_POWER)[its],
-    )
+    at = of_node.times[its]
+    energy, watts = [_measured(of_node, one)[its] for one in (measures.GPU_ENERGY, measures.GPU_POWER)]
     order = np.lexsort((energy, at))  # stores need not keep the order of rows of one second
     at, energy, watts = at[order], energy[order], watts[order]
     sharing = np.char.count(labels(of_node, "jobs")[its][order], b",") + 1.0
