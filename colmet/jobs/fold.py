@@ -18,16 +18,7 @@ from colmet.common.tables.runs import RUN as RUN_COLUMN
 from colmet.common.tables.runs import UPTIME as UPTIME_COLUMN
 from colmet.jobs import fold_layout as layout
 from colmet.jobs import footprint
-from colmet.jobs.fold_layout import (
-    JOB_TABLES,
-    LAYOUTS,
-    START_COLUMN,
-    Ints,
-    TableLayout,
-    TablePart,
-    TableReader,
-    join,
-)
+from colmet.jobs.fold_layout import JOB_TABLES, LAYOUTS, Ints, TableLayout, TablePart
 from colmet.jobs.fold_nodes import NODE_READS, NodeFolds
 from colmet.jobs.fold_state import Count, FoldState, Gauge, Head, Rows, RunOf
 from colmet.jobs.fold_steps import counters_step, gauges_step, late_counters, peaks, vote, with_busy
@@ -53,7 +44,7 @@ def columns_read() -> dict[str, tuple[str, ...]]:
 
 def _run_columns(table: str) -> tuple[str, ...]:
     """Return the columns of a table of jobs that distinguish runs; they are the last ones that are read."""
-    start = (START_COLUMN,) if table == TASKS_TABLE else ()
+    start = (layout.START_COLUMN,) if table == TASKS_TABLE else ()
     return (*start, RUN_COLUMN, UPTIME_COLUMN) if table in WITH_RUNS else ()
 
 
@@ -72,7 +63,7 @@ class Fold:
         self.nodes = NodeFolds()
         self.counts: Counter[str] = Counter()
         self.jobs = OpenJobs(self.state, self.nodes)
-        self._readers: dict[int, tuple[Schema, TableReader | None]] = {}
+        self._readers: dict[int, tuple[Schema, layout.TableReader | None]] = {}
         self._now = 0  # the time of reception of the wave
 
     # -- rows --
@@ -117,12 +108,12 @@ class Fold:
             at = np.array(places)
             again = np.flatnonzero(np.diff(at, prepend=-1) == 0).tolist()
             if again:
-                more += [join(reader, [tables[n]], hosts[at[[n]]], seen[at[[n]]]) for n in again]
+                more += [layout.join(reader, [tables[n]], hosts[at[[n]]], seen[at[[n]]]) for n in again]
                 tables, at = [one for n, one in enumerate(tables) if n not in again], np.delete(at, again)
-            parts.append(join(reader, tables, hosts[at], seen[at]))
+            parts.append(layout.join(reader, tables, hosts[at], seen[at]))
         return parts + more
 
-    def _reader(self, schema: Schema) -> TableReader | None:
+    def _reader(self, schema: Schema) -> layout.TableReader | None:
         known = self._readers.get(id(schema))
         if known is not None:
             return known[1]
@@ -132,11 +123,11 @@ class Fold:
         reader = None
         if name in JOB_TABLES:
             own = [one for one in LAYOUTS[name].names if one != layout.GPU_BUSY]
-            reader = TableReader(schema, (*own, *_run_columns(name)))
+            reader = layout.TableReader(schema, (*own, *_run_columns(name)))
         elif name in LAYOUTS:
-            reader = TableReader(schema, LAYOUTS[name].names)
+            reader = layout.TableReader(schema, LAYOUTS[name].names)
         elif name in NODE_READS:
-            reader = TableReader(schema, NODE_READS[name])
+            reader = layout.TableReader(schema, NODE_READS[name])
         self._readers[id(schema)] = schema, reader  # the schema is kept, so its id is not given again
         return reader
 

@@ -8,26 +8,15 @@ import numpy as np
 
 from colmet.common.growth import ROUNDING, SLACK_S
 from colmet.common.measures import JOB_GPUS
-from colmet.jobs import footprint
-from colmet.jobs.columns import (
-    FOOTPRINT,
-    GROWN,
-    HELD,
-    INTEGER,
-    LAST,
-    MEAN,
-    MEASURED,
-    MOST,
-    OF_NODE,
-    JobColumn,
-    Value,
-)
+from colmet.jobs import columns, footprint
+from colmet.jobs.columns import JobColumn, Value
 from colmet.jobs.fold import Fold
 from colmet.jobs.fold_layout import FREE, GPU_BUSY, JOB_TABLES, LAYOUTS, TASKS, WAIT, Floats, Ints, Mask
 from colmet.jobs.fold_nodes import IPMI, RAPL
 from colmet.jobs.fold_state import Count, Gauge, Head, Rows
 from colmet.jobs.fold_steps import most_growth
 
+_PARTS = {columns.MEAN: Gauge.SUM, columns.HELD: Gauge.HELD, columns.LAST: Gauge.LAST, columns.MOST: Gauge.MOST}
 _SOURCES = {0: None, RAPL: "rapl", IPMI: "ipmi", RAPL | IPMI: "ipmi and rapl"}
 
 
@@ -58,11 +47,11 @@ class _Values:
 
     def _of_source(self, column: JobColumn, table: str, name: str) -> Floats:
         state, layout = self.fold.state, LAYOUTS[table]
-        if column.how in (GROWN, OF_NODE):
+        if column.how in (columns.GROWN, columns.OF_NODE):
             at = layout.counters.index(name)
             counters = state.counters[table][self.slots, :, at]
             grown, left = counters[:, Count.GROWN], counters[:, Count.LEFT]
-            seen = counters[:, Count.COUNT] > (1 if column.how == OF_NODE else 0)
+            seen = counters[:, Count.COUNT] > (1 if column.how == columns.OF_NODE else 0)
             kind = next((kind for kind, where in layout.groups if where.start <= at < where.stop), FREE)
             values = grown.astype(np.float64)
             if kind != FREE:
@@ -71,11 +60,10 @@ class _Values:
         at = layout.gauges.index(name)
         gauges = state.gauges[table][self.slots, :, at]
         count = gauges[:, Gauge.COUNT]
-        which = {MEAN: Gauge.SUM, HELD: Gauge.HELD, LAST: Gauge.LAST, MOST: Gauge.MOST}[column.how]
-        values = gauges[:, which].astype(np.float64)
-        if column.how == MEAN:
+        values = gauges[:, _PARTS[column.how]].astype(np.float64)
+        if column.how == columns.MEAN:
             values /= np.maximum(count, 1)
-        elif column.how == HELD:
+        elif column.how == columns.HELD:
             values *= 2.0 ** int(layout.shifts[at])
         return np.where(count > 0, values, np.nan)
 
@@ -93,7 +81,7 @@ class _Values:
     def gauge(self, table: str, name: str, which: int) -> Floats:
         """Return a part of the state of a gauge, NaN without values."""
         gauges = self.fold.state.gauges[table][self.slots, :, LAYOUTS[table].gauges.index(name)]
-        return np.where(gauges[:, Gauge.COUNT] > 0, gauges[:, which].astype(np.float64), np.nan)
+        return np.where(gauges[:, Gauge.COUNT] > 0, gauges[:, _PARTS[column.how]].astype(np.float64), np.nan)
 
 
 def samples_of(fold: Fold, slots: Ints) -> Floats:
@@ -156,7 +144,7 @@ _TEXTS = ("user", "energy_source")
 def host_summaries(fold: Fold, slots: Ints) -> list[dict[str, Value]]:
     """Return the summaries of the jobs on hosts in some slots, without advice."""
     values = _Values(fold, slots)
-    for column in MEASURED:
+    for column in columns.MEASURED:
         if column.name in _TEXTS:
             continue
         made = _OWN[column.name](values) if not column.how else values.of(column)
@@ -178,16 +166,16 @@ def host_summaries(fold: Fold, slots: Ints) -> list[dict[str, Value]]:
             user=fold.state.users[user] if user >= 0 else None,
             energy_source=_SOURCES[int(head[Head.SOURCE])],
         )
-        summary[FOOTPRINT.name] = footprint.encode(curves) if curves.curves else None
+        summary[columns.FOOTPRINT.name] = footprint.encode(curves) if curves.curves else None
         found.append(summary)
     return found
 
 
-_KIND = {column.name: column.kind for column in MEASURED}
+_KIND = {column.name: column.kind for column in columns.MEASURED}
 
 
 def _listed(values: Floats, kind: str) -> list[Value]:
     """Return the values of a column, None for missing ones."""
-    if kind == INTEGER:
+    if kind == columns.INTEGER:
         return [None if value != value else round(value) for value in values.tolist()]
     return [None if value != value else value for value in values.tolist()]

@@ -12,26 +12,10 @@ import numpy as np
 
 from colmet.common.completeness import JobCompleteness
 from colmet.common.lines import Line
-from colmet.jobs import footprint
+from colmet.jobs import figures, footprint
 from colmet.jobs.advice import BECAUSE, withheld
 from colmet.jobs.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary, whole_of
-from colmet.jobs.figures import (
-    Advice,
-    BatchFacts,
-    Bound,
-    Cpu,
-    Curve,
-    Energy,
-    GpuUse,
-    HostFigures,
-    InputOutput,
-    MemoryUse,
-    Number,
-    Report,
-    Shared,
-    Whereabouts,
-    share,
-)
+from colmet.jobs.figures import Number, Report
 from colmet.jobs.footprint import Footprint
 
 _CURVES = (("cpu", "CPU", "cores"), ("memory", "Memory", "bytes"), ("gpu", "GPU", "percent"))
@@ -46,7 +30,7 @@ def report_of(
 
     It has curves if the hosts have footprints, or these are given in `curves`, decoded.
     """
-    figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
+    on_hosts = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
     start = whole_of(job.get("start"))
     end = whole_of(job.get("last")) or max(start, whole_of(job.get("ended")))  # without rows: by the batch system
     # by the batch system, which may know it before the nodes
@@ -68,15 +52,15 @@ def report_of(
         until=None,
         samples=whole_of(job.get("samples")),
         period_s=None,
-        cpu=Cpu(
+        cpu=figures.Cpu(
             **_numbers(job, "user_s system_s unattributed_s throttled_s", used_s="cpu_s"),
             **(_numbers(job, "cpus", available_s="core_s") if is_known else {}),
         ),
-        time=Whereabouts(
+        time=figures.Whereabouts(
             **_numbers(job, running_s="cpu_s", waiting_cpu_s="wait_cpu_s", block_io_s="wait_io_s"),
             **_numbers(job, swap_s="wait_swap_s", reclaim_s="wait_reclaim_s"),
         ),
-        memory=MemoryUse(
+        memory=figures.MemoryUse(
             host=str(full.get("host", "")),
             **_numbers(full, peak_bytes="memory_peak", limit_bytes="memory_limit", anon_peak_bytes="memory_anon_peak"),
             **_numbers(job, "oom_kills", limit_hits="memory_limit_hits", major_faults="major_faults"),
@@ -84,29 +68,29 @@ def report_of(
             refaults=_added(_number(job, "refaults_anon"), _number(job, "refaults_file")),
             note="" if fullest is not None else "its memory was not measured",
         ),
-        io=InputOutput(
+        io=figures.InputOutput(
             **_numbers(job, "read_bytes written_bytes read_ops write_ops"),
             **_numbers(job, asked_read_bytes="calls_read_bytes", asked_written_bytes="calls_written_bytes"),
             read_calls=_calls(_number(job, "read_calls"), _number(job, "calls_read_bytes")),
             write_calls=_calls(_number(job, "write_calls"), _number(job, "calls_written_bytes")),
         ),
-        nodes=Shared(
+        nodes=figures.Shared(
             **_numbers(job, "network_sent_bytes network_received_bytes lustre_read_bytes lustre_written_bytes")
         ),
         gpus=tuple([_gpus(one) for one in hosts if _number(one, "gpus")]),
-        energy=Energy(
+        energy=figures.Energy(
             **_numbers(job, "gpu_joules", job_joules="joules", nodes_joules="node_joules"),
             nobody_joules=_less(_number(job, "node_joules"), _number(job, "joules")),
             source=str(job.get("energy_source") or ""),
             method=METHOD if job.get("energy_source") else "",
-            covered_ratio=share(_number(job, "energy_s"), _number(job, "host_s")),
+            covered_ratio=figures.share(_number(job, "energy_s"), _number(job, "host_s")),
         ),
         completeness=JobCompleteness(whole_of(job.get("rows")), whole_of(job.get("missing")), "steps"),
-        hosts=figures,
+        hosts=on_hosts,
         advice=stored_advice(job),
         curves=_curves(footprints_of(hosts) if curves is None else curves),
         **_numbers(job, "switches involuntary_switches tasks_ended"),
-        tasks_peak=max([one.tasks_peak for one in figures if one.tasks_peak is not None], default=None),
+        tasks_peak=max([one.tasks_peak for one in on_hosts if one.tasks_peak is not None], default=None),
         batch=batch_of(job),
         source="archive",
     )
@@ -116,14 +100,14 @@ def report_of(
     return replace(report, advice_withheld=why)
 
 
-def batch_of(job: Summary) -> BatchFacts | None:
+def batch_of(job: Summary) -> figures.BatchFacts | None:
     """Return what the batch system knows of a job; None if it knows nothing."""
     if not any(job.get(column.name) not in (None, "") for column in BATCH if column.name != "state"):
         return None
     values: dict[str, Any] = {name: str(job.get(name) or "") for name in _TEXTS}
     values.update({name: _whole(job, name) for name in _NUMBERS})
     values.update({f"{name}_bytes": _whole(job, name) for name in ("allocated_memory", "requested_memory")})
-    return BatchFacts(**values)
+    return figures.BatchFacts(**values)
 
 
 _TEXTS = ("system", "batch_id", "state", "name", "project", "queue", "reason", "array", "dependency")
@@ -134,12 +118,14 @@ _NUMBERS = (
 )
 
 
-def stored_advice(job: Summary) -> tuple[Advice, ...]:
+def stored_advice(job: Summary) -> tuple[figures.Advice, ...]:
     """Return the advice in a summary."""
     text = job.get(ADVICE.name)
     try:
         rules = json.loads(text) if isinstance(text, str) else []
-        return tuple([Advice(str(one["rule"]), str(one["text"]), BECAUSE.get(one["rule"], "")) for one in rules])
+        return tuple(
+            [figures.Advice(str(one["rule"]), str(one["text"]), BECAUSE.get(one["rule"], "")) for one in rules]
+        )
     except (ValueError, TypeError, KeyError):
         return ()
 
@@ -154,7 +140,7 @@ def _numbers(summary: Summary, same: str = "", **columns: str) -> dict[str, Any]
     return {field: _number(summary, name) for field, name in {**{n: n for n in same.split()}, **columns}.items()}
 
 
-def _whole(summary: Summary, name: str) -> Bound:
+def _whole(summary: Summary, name: str) -> figures.Bound:
     value = _number(summary, name)
     return None if value is None else int(value)
 
@@ -177,8 +163,8 @@ def _fullness(host: Summary) -> tuple[float, float]:
     return _number(host, "memory_ratio") or 0.0, _number(host, "memory_peak") or 0.0
 
 
-def _host(one: Summary) -> HostFigures:
-    return HostFigures(
+def _host(one: Summary) -> figures.HostFigures:
+    return figures.HostFigures(
         host=str(one["host"]),
         first=whole_of(one.get("start")),
         last=whole_of(one.get("last")),
@@ -190,15 +176,15 @@ def _host(one: Summary) -> HostFigures:
     )
 
 
-def _gpus(one: Summary) -> GpuUse:
+def _gpus(one: Summary) -> figures.GpuUse:
     """Return all GPUs of a job on a host as one."""
     gpus = _number(one, "gpus") or 1
     held, idle, busy = [_number(one, name) for name in ("gpu_s", "gpu_idle_s", "gpu_busy_s")]
-    return GpuUse(
+    return figures.GpuUse(
         *(str(one["host"]), ""),
         held_s=None if held is None else held / gpus,
         idle_s=None if idle is None else idle / gpus,
-        use_ratio=share(busy, held),
+        use_ratio=figures.share(busy, held),
         **_numbers(one, memory_peak_bytes="gpu_memory_peak", memory_bytes="gpu_memory", energy_joules="gpu_joules"),
     )
 
@@ -214,14 +200,14 @@ def footprints_of(hosts: Sequence[Summary]) -> list[tuple[Summary, Footprint]]:
     return found
 
 
-def _curves(footprints: Sequence[tuple[Summary, Footprint]]) -> tuple[Curve, ...]:
+def _curves(footprints: Sequence[tuple[Summary, Footprint]]) -> tuple[figures.Curve, ...]:
     """Return the curves of the footprints."""
     found = []
     for name, title, unit in _CURVES:
         lines = [_line(one, curves, name) for one, curves in footprints if name in curves.curves]
         bounds = {_number(one, _BOUNDS[name]) if name in _BOUNDS else 100.0 for one, _ in footprints}
         if lines:
-            found.append(Curve(name, title, unit, tuple(lines), bounds.pop() if len(bounds) == 1 else None))
+            found.append(figures.Curve(name, title, unit, tuple(lines), bounds.pop() if len(bounds) == 1 else None))
     return tuple(found)
 
 

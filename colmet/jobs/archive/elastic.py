@@ -14,20 +14,10 @@ from typing import Any, NamedTuple
 from colmet.common.clients import database_client
 from colmet.common.clients.database_client import DatabaseClient
 from colmet.common.errors import OutputUnavailable
+from colmet.jobs.archive import queries
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.archive.documents import HOST_NAMES, HOSTS, JOBS, LOWER_NAME, RULE_WORDS, row_of
-from colmet.jobs.archive.queries import (
-    ArchivedJob,
-    Deadline,
-    JobArchive,
-    JobFilter,
-    JobPage,
-    Row,
-    UsageGroup,
-    check_groups,
-    check_page,
-    task_parts,
-)
+from colmet.jobs.archive.queries import ArchivedJob, Deadline, JobArchive, JobFilter, JobPage, Row, UsageGroup
 from colmet.jobs.archive.store import ArchiveError
 from colmet.jobs.columns import HOST_COLUMNS, LARGE, RUNNING
 from colmet.jobs.job_summaries import hosts_of_job
@@ -80,7 +70,7 @@ class ElasticArchive(JobArchive):
     ) -> JobPage:
         """Return a page of jobs; see `JobArchive.jobs`."""
         where.check()
-        check_page(columns, sort, offset, limit)
+        queries.check_page(columns, sort, offset, limit)
         wanted = list(dict.fromkeys(columns))
         way = "desc" if descending else "asc"
         order = [_by("start", way, "date"), _by("job", way, "long")]
@@ -133,7 +123,7 @@ class ElasticArchive(JobArchive):
         from colmet.jobs.archive.elastic_usage import usage_of
 
         where.check()
-        check_groups(by)
+        queries.check_groups(by)
         return usage_of(self, where, by)
 
     # -- searches --
@@ -259,7 +249,7 @@ def filters_of(where: JobFilter) -> Filters:
     if where.array:
         found.append({"term": {"array": where.array}})
     if where.task:
-        task = task_parts(where.task) or ("", -1)  # of no array
+        task = queries.task_parts(where.task) or ("", -1)  # of no array
         named = [{"term": {"batch_id": where.task}}, {"term": {"array_index": task[1]}}]
         found += [{"term": {"array": task[0]}}, {"bool": {"should": named}}]
     if where.name:

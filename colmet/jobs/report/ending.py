@@ -6,16 +6,7 @@ import signal
 
 from colmet.common.lines import shown
 from colmet.common.text.quantities import count, duration, size
-from colmet.jobs.columns import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    NODE_FAILED,
-    OUT_OF_MEMORY,
-    RUNNING,
-    TIMEOUT,
-)
+from colmet.jobs import columns
 from colmet.jobs.figures import BatchFacts, Ending, Number, Report
 
 _OF_SHELL = 128  # a shell's exit code for a program that a signal ended: this and the signal's number
@@ -51,33 +42,33 @@ _SEE_OUTPUT = "Its output has the reason."
 def ending_of(report: Report) -> Ending | None:
     """Return why the job ended; None if it runs, or nothing is known of its end."""
     batch = report.batch or BatchFacts()
-    if report.state == RUNNING or batch.state == RUNNING:
+    if report.state == columns.RUNNING or batch.state == columns.RUNNING:
         return None
-    if batch.state == OUT_OF_MEMORY or (batch.state == FAILED and report.memory.oom_kills):
+    if batch.state == columns.OUT_OF_MEMORY or (batch.state == columns.FAILED and report.memory.oom_kills):
         return _out_of_memory(report)
     word = f" ({shown(batch.reason, 80)})" if batch.reason else ""  # the batch system's own
-    if batch.state == DONE:
+    if batch.state == columns.DONE:
         return _done(report, batch)
-    if batch.state == FAILED:
+    if batch.state == columns.FAILED:
         return _failed(batch, word)
-    if batch.state == TIMEOUT:
+    if batch.state == columns.TIMEOUT:
         of = f" of {duration(batch.requested_walltime_s)}" if batch.requested_walltime_s else ""
         return Ending(
-            TIMEOUT,
+            columns.TIMEOUT,
             f"Walltime reached: the batch system ended it at its walltime{of}.",
             "Ask for more walltime, have it save its state from time to time and continue, or divide the work.",
         )
-    if batch.state == CANCELLED:
-        return Ending(CANCELLED, f"Cancelled by its user, an administrator or a job of higher priority{word}.")
-    if batch.state == NODE_FAILED:
+    if batch.state == columns.CANCELLED:
+        return Ending(columns.CANCELLED, f"Cancelled by its user, an administrator or a job of higher priority{word}.")
+    if batch.state == columns.NODE_FAILED:
         return Ending(
-            NODE_FAILED,
+            columns.NODE_FAILED,
             f"A node failed, or could not start it{word}: that is not the job's fault.",
             "Submit it again; if it happens again, name the job to your administrators.",
         )
     if report.memory.oom_kills:
         text = f"The kernel killed {_killed(report)} at its limit{_limit(report)}; how it ended is not reported."
-        return Ending(ENDED, text, _more_memory(report))
+        return Ending(columns.ENDED, text, _more_memory(report))
     return None if report.batch is None else _unreported(report, batch)
 
 
@@ -85,7 +76,7 @@ def _out_of_memory(report: Report) -> Ending:
     text = f"the batch system reports that it exceeded its memory{_limit(report)}"
     if report.memory.oom_kills:
         text = f"the kernel killed {_killed(report)} at its limit{_limit(report)}"
-    return Ending(OUT_OF_MEMORY, f"Out of memory: {text}.", _more_memory(report))
+    return Ending(columns.OUT_OF_MEMORY, f"Out of memory: {text}.", _more_memory(report))
 
 
 def _killed(report: Report) -> str:
@@ -113,11 +104,11 @@ def _more_memory(report: Report) -> str:
 def _done(report: Report, batch: BatchFacts) -> Ending:
     if report.memory.oom_kills:
         return Ending(
-            DONE,
+            columns.DONE,
             f"Done{_exit_code(batch)}, though the kernel killed {_killed(report)} for lack of memory.",
             "Results may be incomplete. Ask for more memory, and let the script end at the first error (set -e).",
         )
-    return Ending(DONE, f"Done{_exit_code(batch)}.")
+    return Ending(columns.DONE, f"Done{_exit_code(batch)}.")
 
 
 def _exit_code(batch: BatchFacts) -> str:
@@ -133,13 +124,13 @@ def _failed(batch: BatchFacts, word: str) -> Ending:
         meaning, remedy = _MEANINGS.get(name, ("", _SEE_OUTPUT))
         by = f", exit code {code}" if code else ""
         return Ending(
-            FAILED, f"Failed: ended by signal {name} ({number}{by}){': ' if meaning else ''}{meaning}.", remedy
+            columns.FAILED, f"Failed: ended by signal {name} ({number}{by}){': ' if meaning else ''}{meaning}.", remedy
         )
     if code:
         meaning, remedy = _CODES.get(code, ("", _SEE_OUTPUT))
-        return Ending(FAILED, f"Failed with exit code {code}{': ' if meaning else ''}{meaning}.", remedy)
+        return Ending(columns.FAILED, f"Failed with exit code {code}{': ' if meaning else ''}{meaning}.", remedy)
     known = "its exit code is not reported" if code is None else f"its exit code is {code}"
-    return Ending(FAILED, f"Failed{word}; {known}.", _SEE_OUTPUT)
+    return Ending(columns.FAILED, f"Failed{word}; {known}.", _SEE_OUTPUT)
 
 
 def _signal(number: int) -> str:
@@ -153,12 +144,12 @@ def _unreported(report: Report, batch: BatchFacts) -> Ending:
     asked, lasted = batch.requested_walltime_s, wall_s(report)
     if asked and lasted is not None and lasted >= asked:
         return Ending(
-            ENDED,
+            columns.ENDED,
             f"It ran for {duration(lasted)} of a walltime of {duration(asked)}: it was probably ended there. The batch "
             "system has not reported how.",
             "Ask for more walltime if its output is incomplete.",
         )
-    return Ending(ENDED, "Ended; the batch system has not reported how.")
+    return Ending(columns.ENDED, "Ended; the batch system has not reported how.")
 
 
 def wall_s(report: Report) -> Number:

@@ -16,22 +16,7 @@ import numpy as np
 from colmet.common import measures
 from colmet.common.growth import Capacity, ceiling, rates
 from colmet.common.lines import Line
-from colmet.common.measures import (
-    CGROUP,
-    CGROUP_TABLE,
-    CHARGED_READ,
-    CHARGED_WRITE,
-    CPU_USED,
-    JOB_GPU_USE,
-    MEMORY,
-    MEMORY_PEAK,
-    PROCESSES,
-    PROCESSES_TABLE,
-    TASKS,
-    TASKS_TABLE,
-    WAIT_CPU,
-    Source,
-)
+from colmet.common.measures import Source
 from colmet.common.text.quantities import some_of
 from colmet.jobs.advice import advise, withheld
 from colmet.jobs.columns import Summary
@@ -115,7 +100,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         since=asked.since,
         until=asked.until,
         period_s=float(np.median(periods)) if periods else None,
-        cpu=replace(report.cpu, source="" if report.cpu.used_s is None else fold.origin(CPU_USED.sources)),
+        cpu=replace(report.cpu, source="" if report.cpu.used_s is None else fold.origin(measures.CPU_USED.sources)),
         time=fold.time(report, summaries),
         memory=fold.memory(report),
         io=replace(report.io, source=fold.source_of_io(report)),
@@ -146,7 +131,7 @@ class _Fold(StoredFold):
         """Fold the rows of a host."""
         by_clock = stored.by_first_clock()
         self._samples[stored.host] = max(len(series.seconds) for series in by_clock.tables.values())
-        self._memory_now[stored.host] = _latest(stored, MEMORY.sources)
+        self._memory_now[stored.host] = _latest(stored, measures.MEMORY.sources)
         if by_clock.is_clock_set:
             self._clocks.append(stored.host)
         self._tables.update(stored.tables)
@@ -181,7 +166,7 @@ class _Fold(StoredFold):
 
     def time(self, report: Report, summaries: Sequence[Summary]) -> Whereabouts:
         """Return the time by state with what is missing of it, and why; impossible waits are missing."""
-        if TASKS_TABLE not in self._tables:
+        if measures.TASKS_TABLE not in self._tables:
             return replace(report.time, note="the kernel's accounting of tasks (taskstats) was not measured")
         notes, remedy = [], ""
         wrong = {
@@ -205,11 +190,11 @@ class _Fold(StoredFold):
         """Return the memory with the origin of its peak; without one, with the reason, as far as the rows show."""
         memory = report.memory
         if memory.peak_bytes is not None:
-            is_sampled = not self._count(MEMORY_PEAK.best, memory.host)
-            origin = next((one.origin for one in MEMORY.sources if self._count(one, memory.host)), "")
+            is_sampled = not self._count(measures.MEMORY_PEAK.best, memory.host)
+            origin = next((one.origin for one in measures.MEMORY.sources if self._count(one, memory.host)), "")
             now = self._memory_now[memory.host]
-            return replace(memory, sampled=is_sampled, source=origin if is_sampled else CGROUP, now_bytes=now)
-        if PROCESSES_TABLE in self._tables:
+            return replace(memory, sampled=is_sampled, source=origin if is_sampled else measures.CGROUP, now_bytes=now)
+        if measures.PROCESSES_TABLE in self._tables:
             remedy = "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
             return replace(memory, note="the memory of its processes could not be read", remedy=remedy)
         if self.samples() < SAMPLES_FOR_MEMORY:
@@ -223,7 +208,8 @@ class _Fold(StoredFold):
         """Return ``tasks`` if the bytes are those charged to its tasks, ``cgroup`` if those of block devices."""
         if report.io.read_bytes is None and report.io.written_bytes is None:
             return ""
-        by_tasks = any(self._count(source, host) for source in CHARGED_READ.of(TASKS, PROCESSES) for host in self.slots)
+        charged = measures.CHARGED_READ.of(measures.TASKS, measures.PROCESSES)
+        by_tasks = any(self._count(source, host) for source in charged for host in self.slots)
         return "tasks" if by_tasks else "cgroup"
 
     def warnings(self, report: Report) -> Sequence[str]:
@@ -247,7 +233,7 @@ class _Fold(StoredFold):
 
     def _has_left_out_cpu(self, host: str) -> bool:
         """Return whether impossible CPU time is not in the sum."""
-        source = next((one for one in CPU_USED.sources if self._count(one, host)), None)
+        source = next((one for one in measures.CPU_USED.sources if self._count(one, host)), None)
         if source is None:
             return False
         table, slot = LAYOUTS[source.table], self.slots[host]
@@ -301,12 +287,12 @@ MOST_POINTS = 400  # of a line
 
 # Name, title, unit, whether it is a rate, and the sources; the first one present on a host is drawn.
 CURVES: Sequence[tuple[str, str, str, bool, Sequence[Source]]] = (
-    ("cpu", "CPU", "cores", True, CPU_USED.sources),
-    ("memory", "Memory", "bytes", False, MEMORY.sources),
-    ("waiting", "Waiting for a CPU", "tasks", True, WAIT_CPU.sources),
-    ("read", "Read", "bytes/s", True, CHARGED_READ.of(TASKS, PROCESSES)),
-    ("written", "Written", "bytes/s", True, CHARGED_WRITE.of(TASKS, PROCESSES)),
-    ("gpu", "GPU", "percent", False, JOB_GPU_USE.sources),
+    ("cpu", "CPU", "cores", True, measures.CPU_USED.sources),
+    ("memory", "Memory", "bytes", False, measures.MEMORY.sources),
+    ("waiting", "Waiting for a CPU", "tasks", True, measures.WAIT_CPU.sources),
+    ("read", "Read", "bytes/s", True, measures.CHARGED_READ.of(measures.TASKS, measures.PROCESSES)),
+    ("written", "Written", "bytes/s", True, measures.CHARGED_WRITE.of(measures.TASKS, measures.PROCESSES)),
+    ("gpu", "GPU", "percent", False, measures.JOB_GPU_USE.sources),
 )
 
 
@@ -359,7 +345,7 @@ def _lines(hosts: Sequence[HostJob], cpus: Mapping[str, float], sources: Sequenc
 
 def _capacity(stored: HostJob, cpus: Mapping[str, float]) -> Capacity:
     """Return the CPUs and tasks of the job on a host, as far as known."""
-    series = stored.tables.get(CGROUP_TABLE)
+    series = stored.tables.get(measures.CGROUP_TABLE)
     found = Capacity() if series is None else of_job(series)
     return found._replace(cpus=cpus.get(stored.host, math.nan)) if np.isnan(found.cpus) else found
 
