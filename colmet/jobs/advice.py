@@ -28,9 +28,8 @@ SMALL_IO_CALLS, SMALL_IO_RATE, SMALL_IO_BYTES = 1_000_000, 1000, 4096  # calls, 
 GPU_HELD_S, GPU_IDLE, GPU_USE = 300.0, 0.5, 0.1
 
 
-RuleText = TypeVar(
-    "RuleText", bound=Callable[..., Optional[str]]
-)  # the advice; None if the condition does not hold, or is unknown
+# The advice; None if the condition does not hold, or is unknown.
+RuleText = TypeVar("RuleText", bound=Callable[..., Optional[str]])
 
 
 class AdviceRule(NamedTuple):

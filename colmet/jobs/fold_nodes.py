@@ -141,71 +141,45 @@ class NodeFolds:
         """Divide the energy since the last samples; `cpu_of` returns the CPU time of slots in nanoseconds."""
         for part in parts:
             if part.name == ZONES:
-                hosts, times, energy, count = _zones(part)
-                self._divide(BY_ZONES, hosts, times, energy, count, state, cpu_of)
+                self._divide(*_zones(part), source=BY_ZONES, state=state, cpu_of=cpu_of)
             elif part.name == RAPL_TABLE:
                 present = part.values >= 0
                 energy = np.where(present, part.values, 0).sum(axis=1)
-                self._divide(BY_COLUMNS, part.hosts, part.times, energy, present.sum(axis=1), state, cpu_of)
+                samples = part.hosts, part.times, energy, present.sum(axis=1)
+                self._divide(*samples, source=BY_COLUMNS, state=state, cpu_of=cpu_of)
             elif part.name == POWER_TABLE:
                 mean, now = part.values.T
                 watts = np.where(mean >= 0, mean, now)
-                self._divide(BY_POWER, part.hosts, part.times, watts, (watts >= 0).astype(np.int64), state, cpu_of)
+                samples = part.hosts, part.times, watts, (watts >= 0).astype(np.int64)
+                self._divide(*samples, source=BY_POWER, state=state, cpu_of=cpu_of)
 
-    def _divide(
-        self,
-        source: int,
-        hosts: Ints,
-        times: Ints,
-        energy: Ints,
-        count: Ints,
-        state: FoldState,
-        cpu_of: Callable[[Ints], Ints],
-    ) -> None:
-        """Divide the energy of some nodes, each once, among their jobs; see `step_energy`."""
-        rows = self.rows[hosts]
+    def _divide(self, *samples: Ints, source: int, state: FoldState, cpu_of: Callable[[Ints], Ints]) -> None:
+        """Divide the energy of some nodes, each once, among their jobs.
+
+        The `samples` are hosts, times, energy and the number of zones; see `step_energy`.
+        """
+        rows = self.rows[samples[0]]
         best = (rows[:, _SOURCE] == 0) | (rows[:, _SOURCE] >= source)
-        keep = best & (count > 0) & (times > rows[:, _ENERGY_TIME])
+        keep = best & (samples[3] > 0) & (samples[1] > rows[:, _ENERGY_TIME])
         if not keep.any():
             return
-        hosts, times, energy, count, rows = [one[keep] for one in (hosts, times, energy, count, rows)]
+        hosts, times, energy, count, rows = [one[keep] for one in (*samples, rows)]
         before = rows[:, _ENERGY_TIME]
         steps = times - before
         known = (before >= 0) & (rows[:, _SOURCE] == source)
         used, is_possible = step_energy(
             *(source, steps, rows[:, _ENERGY], energy, rows[:, _ZONES], count, rows[:, _STEP]),
         )
-        bit = IPMI if source == BY_POWER else RAPL
         known &= is_possible
-        self._share(hosts, before, times, used, known, rows[:, _BUSY_GROWN] * JIFFY_NS, bit, state, cpu_of)
+        busy = rows[:, _BUSY_GROWN] * JIFFY_NS
         shortest = np.where(rows[:, _STEP] > 0, np.minimum(rows[:, _STEP], steps), steps)
-        rows[:, _STEP] = np.where(before >= 0, shortest, 0)
-        rows[:, _SOURCE], rows[:, _ENERGY], rows[:, _ZONES] = source, energy, count
-        rows[:, _ENERGY_TIME], rows[:, _BUSY_GROWN] = times, 0
-        self.rows[hosts] = rows
-
-    def _share(
-        self,
-        hosts: Ints,
-        before: Ints,
-        times: Ints,
-        used: Ints,
-        known: Ints,
-        busy: Ints,
-        bit: int,
-        state: FoldState,
-        cpu_of: Callable[[Ints], Ints],
-    ) -> None:
         slots, at = self._on(hosts, state)
-        if not len(slots):
-            return
         head = state.head[slots]
         cpu = cpu_of(slots)
         grown = np.maximum(cpu - head[:, Head.CPU_MARK], 0)
         jobs = np.zeros(len(hosts), np.int64)
         np.add.at(jobs, at, grown)
-        whole = np.maximum(busy, jobs)[at]
-        joules = energy_share(used[at], grown, whole)
+        joules = energy_share(used[at], grown, np.maximum(busy, jobs)[at])
         step = state.runs[slots, RunOf.CLOCK_STEP]
         within = np.minimum(times[at] + step, head[:, Head.LAST]) - np.maximum(before[at] + step, head[:, Head.START])
         within = np.where(known[at], np.maximum(within, 0), 0)
@@ -213,10 +187,15 @@ class NodeFolds:
         of_node = used[at].astype(np.float64) * within / np.maximum(times[at] - before[at], 1)
         head[:, Head.NODE_JOULES] += np.where(within > 0, of_node, 0.0).astype(np.int64)
         head[:, Head.ENERGY_S] += within
+        bit = IPMI if source == BY_POWER else RAPL
         head[:, Head.SOURCE] |= np.where((within > 0) | (known[at] & (grown > 0)), bit, 0)
         head[:, Head.CPU_MARK] = np.maximum(cpu, head[:, Head.CPU_MARK])
         state.head[slots] = head
         state.touched[slots[(within > 0) | (grown > 0)]] = True
+        rows[:, _STEP] = np.where(before >= 0, shortest, 0)
+        rows[:, _SOURCE], rows[:, _ENERGY], rows[:, _ZONES] = source, energy, count
+        rows[:, _ENERGY_TIME], rows[:, _BUSY_GROWN] = times, 0
+        self.rows[hosts] = rows
 
 
 def step_energy(

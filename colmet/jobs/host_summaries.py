@@ -69,9 +69,8 @@ class _Values:
 
     def _bounded(self, kind: int, values: Floats, factor: float, left: Ints, seen: Mask) -> tuple[Floats, Mask]:
         """Limit growth to the possible one since the start; waits with impossible steps are missing."""
-        begin = np.minimum(
-            self.head[:, Head.START], self.head[:, Head.FIRST]
-        )  # rows before the start: the clock was set back
+        # rows before the start: the clock was set back
+        begin = np.minimum(self.head[:, Head.START], self.head[:, Head.FIRST])
         elapsed = (self.head[:, Head.LAST] - begin + SLACK_S) * ROUNDING
         limit = np.where(self.head[:, Head.BEGAN] > 0, most_growth(kind, self.head) * elapsed / factor, np.inf)
         if kind in (TASKS, WAIT):
@@ -81,7 +80,7 @@ class _Values:
     def gauge(self, table: str, name: str, which: int) -> Floats:
         """Return a part of the state of a gauge, NaN without values."""
         gauges = self.fold.state.gauges[table][self.slots, :, LAYOUTS[table].gauges.index(name)]
-        return np.where(gauges[:, Gauge.COUNT] > 0, gauges[:, _PARTS[column.how]].astype(np.float64), np.nan)
+        return np.where(gauges[:, Gauge.COUNT] > 0, gauges[:, which].astype(np.float64), np.nan)
 
 
 def samples_of(fold: Fold, slots: Ints) -> Floats:
