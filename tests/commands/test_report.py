@@ -731,39 +731,19 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "text"),
+    ("function", "texts"),
     [
-        *(
-            (units.duration, 0, "0 s"),
-            (units.duration, 3.2, "3.20 s"),
-            (units.duration, 59.96, "1 min 0 s"),
+        (
+            units.duration,
+            {0: "0 s", 3.2: "3.20 s", 59.96: "1 min 0 s", 3661: "1 h 1 min", 200000: "2 d 7 h", None: "-"},
         ),
-        *(
-            (units.duration, 3661, "1 h 1 min"),
-            (units.duration, 200000, "2 d 7 h"),
-            (units.duration, None, "-"),
-        ),
-        *((units.size, 0, "0 B"), (units.size, 1023.7, "1.00 KiB"), (units.size, 5 * GIB, "5.00 GiB")),
-        *(
-            (units.percent, 0.9999, "99.99 %"),
-            (units.percent, 1, "100 %"),
-            (units.percent, 0.925, "93 %"),
-            (units.percent, 0.001, "< 1 %"),
-        ),
-        *(
-            (units.energy, 0, "0 J"),
-            (units.energy, 3.6e6, "1.00 kWh"),
-            (units.energy, 999, "999 J"),
-            (units.energy, 2811, "2.81 kJ"),
-        ),
-        *(
-            (units.count, 12345, "12,345"),
-            (units.count, 12345678, "12.3 million"),
-            (units.cores, 0.049, "0.05"),
-        ),
-        (units.cores, 1234.5, "1,234"),
-        *((units.power, 99, "99.0 W"), (units.power, 1500, "1.50 kW")),
+        (units.size, {0: "0 B", 1023.7: "1.00 KiB", 5 * GIB: "5.00 GiB"}),
+        (units.percent, {0.9999: "99.99 %", 1: "100 %", 0.925: "93 %", 0.001: "< 1 %"}),
+        (units.energy, {0: "0 J", 3.6e6: "1.00 kWh", 999: "999 J", 2811: "2.81 kJ"}),
+        (units.count, {12345: "12,345", 12345678: "12.3 million"}),
+        (units.cores, {0.049: "0.05", 1234.5: "1,234"}),
+        (units.power, {99: "99.0 W", 1500: "1.50 kW"}),
     ],
 )
-def test_numbers_read_well(function, value, text):
-    assert function(value) == text
+def test_numbers_read_well(function, texts):
+    assert {value: function(value) for value in texts} == texts
