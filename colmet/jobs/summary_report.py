@@ -18,6 +18,7 @@ from colmet.jobs.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summar
 from colmet.jobs.figures import Number, Report
 from colmet.jobs.footprint import Footprint
 
+_FULLNESS = ("memory_ratio", "memory_peak")
 _CURVES = (("cpu", "CPU", "cores"), ("memory", "Memory", "bytes"), ("gpu", "GPU", "percent"))
 _BOUNDS = {"cpu": "cpus", "memory": "memory_limit"}  # of a host
 METHOD = "from sample to sample, each node's is shared by CPU time among its jobs and what no job used"
@@ -39,7 +40,8 @@ def report_of(
     peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
     # with the CPU time of some hosts only, a part would be taken for the whole
     is_known = all(_number(one, "cpu_s") is not None for one in hosts) or _number(job, "cpu_s") is None
-    fullest = max(peaks, key=_fullness, default=None)
+    fullest = max(peaks, key=lambda one: [_number(one, name) or 0.0 for name in _FULLNESS], default=None)
+    of_nodes, own = _number(job, "node_joules"), _number(job, "joules")
     full: Summary = {} if fullest is None else fullest
     report = Report(
         job=whole_of(job.get("job")),
@@ -80,7 +82,7 @@ def report_of(
         gpus=tuple([_gpus(one) for one in hosts if _number(one, "gpus")]),
         energy=figures.Energy(
             **_numbers(job, "gpu_joules", job_joules="joules", nodes_joules="node_joules"),
-            nobody_joules=_less(_number(job, "node_joules"), _number(job, "joules")),
+            nobody_joules=None if of_nodes is None or own is None else max(0.0, of_nodes - own),
             source=str(job.get("energy_source") or ""),
             method=METHOD if job.get("energy_source") else "",
             covered_ratio=figures.share(_number(job, "energy_s"), _number(job, "host_s")),
@@ -145,10 +147,6 @@ def _whole(summary: Summary, name: str) -> figures.Bound:
     return None if value is None else int(value)
 
 
-def _less(whole: Number, part: Number) -> Number:
-    return None if whole is None or part is None else max(0.0, whole - part)
-
-
 def _added(*values: Number) -> Number:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -157,10 +155,6 @@ def _added(*values: Number) -> Number:
 def _calls(number: Number, moved: Number) -> Number:
     """Return the number of calls; None if there are none though they have moved bytes."""
     return number or (None if moved else number)
-
-
-def _fullness(host: Summary) -> tuple[float, float]:
-    return _number(host, "memory_ratio") or 0.0, _number(host, "memory_peak") or 0.0
 
 
 def _host(one: Summary) -> figures.HostFigures:

@@ -28,7 +28,6 @@ NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
 COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
 EVERY_S = 10, 600  # a running job is written again after a third of its age, within these bounds
-Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
 
 
 class Archiver:
@@ -69,14 +68,14 @@ class Archiver:
 
     def take(self, records: Iterable[tuple[int, int, Sequence[Batch]]]) -> None:
         """Fold records of the journal that were not folded before: number, time of reception in ns, and batches."""
-        ready: list[Ready] = []
+        ready: list[Arrival] = []  # the next batches of their hosts
         for number, received_ns, batches in records:
             if number < self.until and not self._missed:
                 continue
             now = received_ns // NS
             if now > self._now:
                 if now // EXPIRE_S > self._now // EXPIRE_S:
-                    ready += map(_ready, self._order.expired(now))
+                    ready += self._order.expired(now)
                 if now // SWEEP_S > self._now // SWEEP_S:
                     self._waves(ready)
                     ready = []
@@ -87,10 +86,11 @@ class Archiver:
                     if (number, place) not in self._missed:
                         continue
                     self._missed.discard((number, place))
+                arrival = Arrival(batch, now, number, place)
                 if self._order.follows(batch):
-                    ready.append((batch, now))
+                    ready.append(arrival)
                 else:
-                    ready += map(_ready, self._order.put(Arrival(batch, now, number, place)))
+                    ready += self._order.put(arrival)
             if number >= self.until:
                 self._missed.clear()
                 self.until = number + 1
@@ -98,23 +98,22 @@ class Archiver:
         self.counts.update(self.fold.counts)
         self.fold.counts.clear()
 
-    def _waves(self, ready: Sequence[Ready]) -> None:
+    def _waves(self, ready: Sequence[Arrival]) -> None:
         """Fold batches, at most one of each host at a time."""
-        turns: dict[str, int] = {}
-        waves: list[list[Ready]] = []
+        turns: Counter[str] = Counter()
+        waves: list[list[Arrival]] = []
         for one in ready:
-            host = one[0].host
-            turn = turns.get(host, 0)
-            turns[host] = turn + 1
+            turn = turns[one.batch.host]
+            turns[one.batch.host] += 1
             if turn == len(waves):
                 waves.append([])
             waves[turn].append(one)
         for wave in waves:
-            self.fold.wave(*zip(*wave))
+            self.fold.wave([one.batch for one in wave], [one.seen for one in wave])
 
     def end(self, over: bool) -> None:
         """Fold all batches that wait for others; with `over`, also end jobs that their nodes have no more rows of."""
-        self._waves([_ready(one) for host in list(self._order.held) for one in self._order.release(host)])
+        self._waves([one for host in list(self._order.held) for one in self._order.release(host)])
         if over:
             self.fold.jobs.end_gone()
 
@@ -262,10 +261,6 @@ class Archiver:
         """Go on with the records after those of another archiver, whose waiting batches are folded here."""
         self.other_journal(other.until)
         self._order.restore(other._order.next, [])
-
-
-def _ready(arrival: Arrival) -> Ready:
-    return arrival.batch, arrival.seen
 
 
 HOLD_S = 60  # longest time by reception that a batch waits for the ones before it

@@ -80,9 +80,10 @@ class ElasticArchive(JobArchive):
         total = self._count(filters)
         rows: list[Row] = []
         after: list[Any] | None = None
-        if offset + limit > PAGE:  # the server counts no further
-            after = self._skip(filters, order, offset) if offset < total else None
-            offset = offset if offset >= total else 0
+        if PAGE - limit < offset < total:  # the server counts no further
+            for hit in self.pages(JOBS, filters, order, (), offset):
+                after = hit.sort
+            offset = 0
         if offset < total:
             rows = [
                 row_of(hit.source, ANSWERS, wanted)
@@ -183,13 +184,6 @@ class ElasticArchive(JobArchive):
             after, offset = hits[-1].sort, 0
             query.pop("from", None)
             left = None if left is None else left - len(hits)
-
-    def _skip(self, filters: Filters, order: Sequence[Mapping[str, Any]], offset: int) -> list[Any] | None:
-        """Return the sort values of the document before `offset`."""
-        last: list[Any] | None = None
-        for hit in self.pages(JOBS, filters, order, (), offset):
-            last = hit.sort
-        return last
 
     def _count(self, filters: Filters) -> int:
         query = {"size": 0, "query": {"bool": {"filter": filters}}, "track_total_hits": True}

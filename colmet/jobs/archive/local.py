@@ -142,7 +142,8 @@ class LocalArchive(JobArchive):
             condition = f"{condition} AND coalesce(h.user, '') IN ('', {_marks(where.users)})"
             values = [*values, *where.users]
         groups = [f"{_key(word)} AS g{n}" for n, word in enumerate(by)]
-        columns = [f"{_of(name, of_hosts)} AS {name}" for name in queries.SUMS]
+        own, at = (_HOST_SQL, "h") if of_hosts else ({}, "l")
+        columns = [f"{own.get(name, f'{at}.{name}')} AS {name}" for name in queries.SUMS]
         inner = ", ".join([*groups, "l.job AS job, l.start AS start", *columns, f"{_share(start, end)} AS part"])
         keys = ", ".join([f"g{n}" for n in range(len(by))])
         counted = "count(DISTINCT job || '.' || start)" if of_hosts else "count(*)"
@@ -196,10 +197,6 @@ def _fitting(columns: Mapping[str, JobColumn], row: Mapping[str, Any]) -> Row:
 
 def _quoted(name: str) -> str:
     return f'"{name}"'
-
-
-def _of(name: str, of_hosts: bool) -> str:
-    return _HOST_SQL.get(name, f"h.{name}") if of_hosts else f"l.{name}"
 
 
 def _key(word: str) -> str:
