@@ -25,21 +25,8 @@ from typing import NamedTuple
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import OutputUnavailable
-from colmet.jobs.archive.documents import (
-    HOSTS,
-    JOBS,
-    STATE,
-    Answers,
-    Facts,
-    JobState,
-    host_document,
-    host_id,
-    host_row,
-    host_version,
-    job_documents,
-    job_id,
-    state_of,
-)
+from colmet.jobs.archive import documents
+from colmet.jobs.archive.documents import Answers, Facts, JobState, host_id, job_id
 from colmet.jobs.archive.indices import CONFLICT, Indices, StoredDocument, Write
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore, transaction
 from colmet.jobs.columns import BATCH, Summary
@@ -127,10 +114,10 @@ class Sharer:
             key = host_id(one[:3])
             if row is None:
                 of.gone.add((one.host, one.start))
-                writes.append(Write(HOSTS, key, None))
+                writes.append(Write(documents.HOSTS, key, None))
             else:
                 of.members.add((one.host, one.start))
-                writes.append(Write(HOSTS, key, host_document(row), host_version(row)))
+                writes.append(Write(documents.HOSTS, key, documents.host_document(row), documents.host_version(row)))
         self._indices.write(writes)
         return changed
 
@@ -168,7 +155,7 @@ class Sharer:
 
     def _advance(self, changed: Mapping[int, _Changed], starts: Mapping[int, frozenset[int]]) -> dict[int, JobState]:
         """Change the states of jobs; return those that no other collector has changed at the same time."""
-        before = self._indices.get(STATE, [str(job) for job in changed])
+        before = self._indices.get(documents.STATE, [str(job) for job in changed])
         states: dict[int, JobState] = {}
         writes: list[Write] = []
         for job, change in changed.items():
@@ -176,7 +163,7 @@ class Sharer:
             state = change.applied(self._state(job, stored))
             state = state._replace(starts=state.starts | starts.get(job, frozenset()))
             states[job] = state
-            writes.append(Write(STATE, str(job), state.document(job), over=stored, is_new=stored is None))
+            writes.append(Write(documents.STATE, str(job), state.document(job), over=stored, is_new=stored is None))
         statuses = self._indices.write(writes)
         conflicts = {job for job, status in zip(states, statuses) if status == CONFLICT}
         self.counts["conflicts"] += len(conflicts)
@@ -184,7 +171,7 @@ class Sharer:
 
     def _state(self, job: int, stored: StoredDocument | None) -> JobState:
         try:
-            return JobState() if stored is None else state_of(stored.source)
+            return JobState() if stored is None else documents.state_of(stored.source)
         except ValueError as err:
             log.error("state of a job unreadable in the shared archive, it starts empty: job=%d cause=%s", job, err)
             return JobState()
@@ -192,19 +179,19 @@ class Sharer:
     def _write_jobs(self, states: Mapping[int, JobState]) -> dict[int, frozenset[int]]:
         """Write the documents of some jobs; return for each the starts that its state lacks, if any: then none."""
         ids = [host_id((job, *member)) for job, state in states.items() for member in state.members]
-        found = self._indices.get(HOSTS, ids)
+        found = self._indices.get(documents.HOSTS, ids)
         missing: dict[int, frozenset[int]] = {}
         writes: list[Write] = []
         for job, state in states.items():
             keys = [(job, *member) for member in sorted(state.members)]
-            hosts = [host_row(found[host_id(key)].source, key) for key in keys if host_id(key) in found]
-            documents = job_documents(job, hosts, state.facts, self._answers)
-            missing[job] = frozenset(documents.keys() - state.starts)
+            hosts = [documents.host_row(found[host_id(key)].source, key) for key in keys if host_id(key) in found]
+            made = documents.job_documents(job, hosts, state.facts, self._answers)
+            missing[job] = frozenset(made.keys() - state.starts)
             if missing[job]:
                 continue
-            writes += [Write(JOBS, job_id(job, start), one, state.version) for start, one in documents.items()]
-            former = state.starts - documents.keys()
-            writes += [Write(JOBS, job_id(job, start), None, state.version) for start in former]
+            writes += [Write(documents.JOBS, job_id(job, start), one, state.version) for start, one in made.items()]
+            former = state.starts - made.keys()
+            writes += [Write(documents.JOBS, job_id(job, start), None, state.version) for start in former]
         self._indices.write(writes)
         return missing
 

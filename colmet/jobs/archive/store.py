@@ -19,23 +19,10 @@ from typing import NamedTuple
 
 from colmet.batch.records import JobRecord
 from colmet.common.errors import ColmetError, OutputUnavailable, is_later, later_form
+from colmet.jobs import columns
 from colmet.jobs import job_summaries as whole
 from colmet.jobs.archive import derived, matching
-from colmet.jobs.columns import (
-    BATCH,
-    BLOB,
-    ENDED,
-    HOST,
-    JOB,
-    LARGE,
-    MEASURED,
-    RULES,
-    RUNNING,
-    START,
-    JobColumn,
-    Summary,
-    Value,
-)
+from colmet.jobs.columns import JobColumn, Summary, Value
 
 FORM = 1  # of the tables; in PRAGMA user_version
 AWAY = "move it away, and make the archive again from stored rows (colmet archive rebuild)"
@@ -48,8 +35,8 @@ SUFFIX = ".archive.sqlite"  # behind the path of the HDF5 files
 
 HostKey = tuple[int, str, int]  # job, host, start
 
-_KEY_OF_JOB, _KEY_OF_HOST = (JOB, START), (JOB, HOST, START)
-FOLD = JobColumn("state", BLOB, "", "State of an unfinished fold.")
+_KEY_OF_JOB, _KEY_OF_HOST = (columns.JOB, columns.START), (columns.JOB, columns.HOST, columns.START)
+FOLD = JobColumn("state", columns.BLOB, "", "State of an unfinished fold.")
 
 
 class Position(NamedTuple):
@@ -79,10 +66,10 @@ class ArchiveError(ColmetError):
     """The archive cannot be read; the message suggests a remedy."""
 
 
-def _table(name: str, key: Sequence[JobColumn], columns: Sequence[JobColumn]) -> str:
+def _table(name: str, key: Sequence[JobColumn], fields: Sequence[JobColumn]) -> str:
     """Return the statement that creates a table."""
     parts = [f'"{column.name}" {column.kind} NOT NULL' for column in key]
-    parts += [f'"{column.name}" {column.kind}' for column in columns]
+    parts += [f'"{column.name}" {column.kind}' for column in fields]
     parts.append(f"PRIMARY KEY ({', '.join(_quoted(column.name) for column in key)})")
     return f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)}) WITHOUT ROWID"
 
@@ -92,10 +79,10 @@ def _quoted(name: str) -> str:
 
 
 DDL = (
-    _table("jobs", _KEY_OF_JOB, (*MEASURED, RULES, *BATCH)),
-    _table("hosts", _KEY_OF_HOST, MEASURED),
-    _table("job_details", _KEY_OF_JOB, LARGE),
-    _table("host_details", _KEY_OF_HOST, LARGE),
+    _table("jobs", _KEY_OF_JOB, (*columns.MEASURED, columns.RULES, *columns.BATCH)),
+    _table("hosts", _KEY_OF_HOST, columns.MEASURED),
+    _table("job_details", _KEY_OF_JOB, columns.LARGE),
+    _table("host_details", _KEY_OF_HOST, columns.LARGE),
     _table("folds", _KEY_OF_HOST, [FOLD]),
     # row 1 alone
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
@@ -108,18 +95,18 @@ DDL = (
 TABLES = ("jobs", "hosts", "job_details", "host_details", "folds", "position", "listed")
 
 
-def _upsert(table: str, key: Sequence[JobColumn], columns: Sequence[JobColumn]) -> str:
+def _upsert(table: str, key: Sequence[JobColumn], fields: Sequence[JobColumn]) -> str:
     """Return the statement that writes one row; columns that are not named here keep their values."""
-    names = [_quoted(column.name) for column in (*key, *columns)]
-    sets = ", ".join(f"{_quoted(column.name)} = excluded.{_quoted(column.name)}" for column in columns)
+    names = [_quoted(column.name) for column in (*key, *fields)]
+    sets = ", ".join(f"{_quoted(column.name)} = excluded.{_quoted(column.name)}" for column in fields)
     return (
         f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
         f"ON CONFLICT ({', '.join(_quoted(column.name) for column in key)}) DO UPDATE SET {sets}"
     )
 
 
-def _values(rows: Iterable[Summary], columns: Sequence[JobColumn]) -> Iterator[tuple[object, ...]]:
-    names = [column.name for column in columns]
+def _values(rows: Iterable[Summary], fields: Sequence[JobColumn]) -> Iterator[tuple[object, ...]]:
+    names = [column.name for column in fields]
     return (tuple([row.get(name) for name in names]) for row in rows)
 
 
@@ -216,13 +203,13 @@ class ArchiveStore:
             moves = [(start, job, former) for job, former, start in changes.moves]
             run(f"UPDATE OR IGNORE {table} SET start = ? WHERE job = ? AND start = ?", moves)
             run(f"DELETE FROM {table} WHERE job = ? AND start = ?", [move[1:] for move in moves])  # both are there
-        for table, key, columns, rows in (
-            ("hosts", _KEY_OF_HOST, MEASURED, changes.hosts),
-            ("host_details", _KEY_OF_HOST, LARGE, changes.hosts),
-            ("jobs", _KEY_OF_JOB, (*MEASURED, RULES), [with_rules(row) for row in changes.jobs]),
-            ("job_details", _KEY_OF_JOB, LARGE, changes.jobs),
+        for table, key, fields, rows in (
+            ("hosts", _KEY_OF_HOST, columns.MEASURED, changes.hosts),
+            ("host_details", _KEY_OF_HOST, columns.LARGE, changes.hosts),
+            ("jobs", _KEY_OF_JOB, (*columns.MEASURED, columns.RULES), [with_rules(row) for row in changes.jobs]),
+            ("job_details", _KEY_OF_JOB, columns.LARGE, changes.jobs),
         ):
-            run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
+            run(_upsert(table, key, fields), _values(rows, (*key, *fields)))
         matching.settle_written(self.database, [row["job"] for row in changes.jobs])
         kept = [(*key, state) for key, state in changes.folds.items() if state is not None]
         run(_upsert("folds", _KEY_OF_HOST, [FOLD]), kept)
@@ -257,7 +244,7 @@ class ArchiveStore:
             "SELECT DISTINCT j.job AS job, j.last FROM listed AS l JOIN jobs AS j USING (job, start) WHERE j.last <= ? "
             "AND (l.state = ? OR (l.state = ? AND l.start BETWEEN ? AND ? AND j.last >= ?)) AND j.is_running = 0 "
             "ORDER BY j.last DESC LIMIT ?",
-            (until, RUNNING, ENDED, since - LONGEST_S, until, since, MOST_UNSETTLED),
+            (until, columns.RUNNING, columns.ENDED, since - LONGEST_S, until, since, MOST_UNSETTLED),
         )
         return [row["job"] for row in rows]
 
@@ -284,7 +271,7 @@ class ArchiveStore:
                         changed.add(job)
                 self.database.executemany(
                     "UPDATE jobs SET state = NULL WHERE job = ? AND system = ? AND state = ? AND is_running = 0",
-                    [(job, system, RUNNING) for job in unknown],
+                    [(job, system, columns.RUNNING) for job in unknown],
                 )
                 if asked_until is not None:
                     self.database.execute(
@@ -364,7 +351,7 @@ def with_rules(row: Summary) -> Summary:
     advice = row.get("advice")
     if not isinstance(advice, str):
         return row
-    return {**row, RULES.name: " ".join([one["rule"] for one in json.loads(advice)])}
+    return {**row, columns.RULES.name: " ".join([one["rule"] for one in json.loads(advice)])}
 
 
 @contextmanager

@@ -71,9 +71,7 @@ def unusual_of(report: SeveralJobs) -> list[str]:
 
 def _page(report: SeveralJobs) -> Iterator[str]:
     title = escape(title_of(report))
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
-    yield f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{NO_ICON}'
+    yield HEAD
     yield f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
     yield f'<p class="soft">{escape(states_of(report))}</p>\n</header>\n<main>\n<div class="grid">'
     yield from _card("Sums", sums_of(report))
@@ -230,4 +228,10 @@ POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'sha256-"
     f"{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
 )
-NO_ICON = '<link rel="icon" href="data:,">'  # else Firefox reports that the policy forbids the default one
+HEAD = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">"""  # no icon: else Firefox reports that the policy forbids the default one
