@@ -10,19 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from colmet.jobs.columns import (
-    ENDED,
-    FAILED,
-    INTEGER,
-    JOB,
-    JOB_COLUMNS,
-    OUT_OF_MEMORY,
-    REAL,
-    RUNNING,
-    START,
-    TEXT,
-    JobColumn,
-)
+from colmet.jobs import columns
+from colmet.jobs.columns import INTEGER, JOB, JOB_COLUMNS, REAL, START, TEXT, JobColumn
 
 
 class Derived(NamedTuple):
@@ -56,8 +45,8 @@ DERIVED = (
     _derived(
         *("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
         # OAR and Grid Engine have no word for it; Slurm has
-        f"CASE WHEN state = '{FAILED}' AND system <> 'slurm' AND oom_kills > 0 THEN '{OUT_OF_MEMORY}' "
-        f"ELSE coalesce(state, CASE WHEN is_running THEN '{RUNNING}' ELSE '{ENDED}' END) END",
+        f"CASE WHEN state = '{columns.FAILED}' AND system <> 'slurm' AND oom_kills > 0 THEN '{columns.OUT_OF_MEMORY}' "
+        f"ELSE coalesce(state, CASE WHEN is_running THEN '{columns.RUNNING}' ELSE '{columns.ENDED}' END) END",
     ),
     _derived("end", INTEGER, "date", "Last row; of a running job, until now.", "coalesce(last, ended, start)"),
     _derived(

@@ -119,60 +119,50 @@ class ArchiveStore:
 
     def __init__(self, path: str, writable: bool = False) -> None:
         self.path = path
-        self.database: sqlite3.Connection
         try:
             # opening a file that SQLite has open would end its locks
             if writable and path and not os.path.lexists(path):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
             try:
-                self._open("rw" if writable else "ro")
+                self.database = self._opened("rw" if writable else "ro")
             except sqlite3.OperationalError:
                 # without the files that SQLite adds beside, readers with no right to create them read the file alone
                 if writable or os.path.lexists(f"{path}-wal"):
                     raise
-                self._open("ro&immutable=1")
+                self.database = self._opened("ro&immutable=1")
         except OSError as err:
             raise ArchiveError(f"{path}: {err.strerror}") from err
         except sqlite3.Error as err:
             raise ArchiveError(f"{path}: {err}; is it the archive of colmet-collector, and may you read it?") from err
 
-    def _open(self, mode: str) -> None:
-        """Connect to the file; without a connection after an error."""
-        self.database = self._connected(mode)
-        try:
-            self._prepare(mode == "rw")
-        except BaseException:
-            self.database.close()
-            raise
-
-    def _connected(self, mode: str) -> sqlite3.Connection:
-        database = sqlite3.connect(
-            f"file:{escaped(os.path.abspath(self.path))}?mode={mode}" if self.path else "",
-            uri=True,
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+    def _opened(self, mode: str) -> sqlite3.Connection:
+        uri = f"file:{escaped(os.path.abspath(self.path))}?mode={mode}" if self.path else ""
+        database = sqlite3.connect(uri, BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
         database.row_factory = sqlite3.Row
+        try:
+            self._prepare(database, mode == "rw")
+        except BaseException:
+            database.close()
+            raise
         return database
 
-    def _prepare(self, writable: bool) -> None:
+    def _prepare(self, database: sqlite3.Connection, writable: bool) -> None:
         """Check the form of the file; create the tables of a new one."""
-        form = self.database.execute("PRAGMA user_version").fetchone()[0]
+        form = database.execute("PRAGMA user_version").fetchone()[0]
         if is_later(form, FORM):
             raise ArchiveError(later_form(self.path, form, FORM, AWAY))
         if not writable:
             if not form:
                 raise ArchiveError(f"{self.path}: not the archive of colmet-collector")
             return
-        self.database.execute("PRAGMA journal_mode = WAL")
-        self.database.execute("PRAGMA synchronous = FULL")  # a saved position survives a power failure
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")  # a saved position survives a power failure
         # states of folds are written again and again: of several transactions only the last goes to the file
-        self.database.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // 4096}")
-        with transaction(self.database):
+        database.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // 4096}")
+        with transaction(database):
             for statement in DDL:
-                self.database.execute(statement)
-            self.database.execute(f"PRAGMA user_version = {FORM}")
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {FORM}")
 
     @property
     def position(self) -> Position | None:
