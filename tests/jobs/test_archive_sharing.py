@@ -78,7 +78,6 @@ class Collector:
             pass
 
     def close(self):
-        self.sharer.close()
         self.store.close()
         self.client.close()
 

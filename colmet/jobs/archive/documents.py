@@ -11,6 +11,7 @@ import base64
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from colmet.jobs import columns, footprint
@@ -133,25 +134,17 @@ def _value(column: JobColumn, value: Any) -> Value:
     return None
 
 
-class Answers:
-    """Computes derived values, by the expressions in SQL that the local archive uses."""
+_DERIVED = ", ".join([f'{sql_of(one.column.name)} AS "{one.column.name}"' for one in DERIVED])
+_GIVEN = ", ".join([f'? AS "{name}"' for name in columns.JOB_COLUMNS])
 
-    def __init__(self) -> None:
-        self._database = sqlite3.connect(":memory:", check_same_thread=False)
-        values = [f'{sql_of(one.column.name)} AS "{one.column.name}"' for one in DERIVED]
-        values.append(f'lower(name) AS "{LOWER_NAME}"')
-        given = ", ".join([f'? AS "{name}"' for name in columns.JOB_COLUMNS])
-        self._names = [*[one.column.name for one in DERIVED], LOWER_NAME]
-        self._question = f"SELECT {', '.join(values)} FROM (SELECT {given})"
 
-    def of(self, row: Summary) -> dict[str, Value]:
-        """Return the derived values of a row of table `jobs`, by name."""
+def answers_of(row: Summary) -> dict[str, Value]:
+    """Return the derived values of a row of table `jobs`, by the expressions in SQL that the local archive uses."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.row_factory = sqlite3.Row
         given = [row.get(name) for name in columns.JOB_COLUMNS]
-        return dict(zip(self._names, self._database.execute(self._question, given).fetchone()))
-
-    def close(self) -> None:
-        """Close the database; idempotent."""
-        self._database.close()
+        question = f'SELECT {_DERIVED}, lower(name) AS "{LOWER_NAME}" FROM (SELECT {_GIVEN})'
+        return dict(database.execute(question, given).fetchone())
 
 
 _OF_BATCH = {column.name: column for column in columns.BATCH}
@@ -165,7 +158,7 @@ class Facts(NamedTuple):
     values: Mapping[str, Value]
 
 
-def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts], answers: Answers) -> dict[int, Document]:
+def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts]) -> dict[int, Document]:
     """Return the documents of all jobs with one number, by their starts, from all summaries of its hosts."""
     keyed = keyed_runs(hosts, [one.values for one in facts])
     rows = [dict(with_rules({**job_summary(run), "start": start})) for start, run in keyed.items()]
@@ -174,24 +167,21 @@ def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts], an
     rows = [{**row, **known.get(int(str(row["start"])), {})} for row in rows]
     # the batch system knows jobs whose nodes have sent nothing
     rows += [{"job": job, **row} for row in change.inserts]
-    return {int(str(row["start"])): job_document(row, hosts, answers) for row in rows}
+    return {int(str(row["start"])): job_document(row, hosts) for row in rows}
 
 
-def job_document(row: Mapping[str, Value], hosts: Sequence[Summary], answers: Answers) -> Document:
+def job_document(row: Mapping[str, Value], hosts: Sequence[Summary]) -> Document:
     """Return the document of a whole job's row, with summaries of all hosts with its number."""
-    whole = {**row, **answers.of(row)}
+    whole = {**row, **answers_of(row)}
     start, end = int(str(row["start"])), int(str(whole["end"]))
     within = [one for one in hosts if start <= int(str(one["start"])) <= end]
     names = {str(one["host"]) for one in hosts_of_job(row, within)}
     found = {name: _json(value) for name, value in whole.items() if value is not None}
-    found.update({field: name for span, field in WHOLE.items() for name in _whole(span, start, end)})
+    for span, field in WHOLE.items():
+        (first,) = spans(span, start, start)
+        if end <= first.until:
+            found[field] = first.name
     return {**found, HOST_NAMES: sorted(names)} if names else found
-
-
-def _whole(span: str, start: int, end: int) -> list[str]:
-    """Return the name of the month, week or day that has all of a job, if one has."""
-    (first,) = spans(span, start, start)
-    return [first.name] if end <= first.until else []
 
 
 class JobState(NamedTuple):

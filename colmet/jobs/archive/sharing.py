@@ -26,7 +26,7 @@ from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import OutputUnavailable
 from colmet.jobs.archive import documents
-from colmet.jobs.archive.documents import Answers, Facts, JobState, host_id, job_id
+from colmet.jobs.archive.documents import Facts, JobState, host_id, job_id
 from colmet.jobs.archive.indices import CONFLICT, Indices, StoredDocument, Write
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore, transaction
 from colmet.jobs.columns import BATCH, Summary
@@ -68,7 +68,6 @@ class Sharer:
         self._store = store
         self._indices = indices
         self._outbox = ArchiveOutbox(store.database)
-        self._answers = Answers()
         self._most = MOST
         self.counts: Counter[str] = Counter()
 
@@ -92,10 +91,6 @@ class Sharer:
         self._outbox.done(done)
         self.counts["shared"] += len(done)
         return len(done)
-
-    def close(self) -> None:
-        """Release all resources; idempotent."""
-        self._answers.close()
 
     def _send_hosts(self, waiting: Iterable[Waiting]) -> dict[int, _Changed]:
         """Write the summaries of hosts; return what has changed, by job number."""
@@ -185,7 +180,7 @@ class Sharer:
         for job, state in states.items():
             keys = [(job, *member) for member in sorted(state.members)]
             hosts = [documents.host_row(found[host_id(key)].source, key) for key in keys if host_id(key) in found]
-            made = documents.job_documents(job, hosts, state.facts, self._answers)
+            made = documents.job_documents(job, hosts, state.facts)
             missing[job] = frozenset(made.keys() - state.starts)
             if missing[job]:
                 continue
@@ -385,7 +380,8 @@ class ShareThread:
 
     def _serve(self) -> None:
         """Send all that waits, and again whenever there may be more; return when it has to stop."""
-        with closing(ArchiveStore(self._path, writable=True)) as store, closing(Sharer(store, self._indices)) as sharer:
+        with closing(ArchiveStore(self._path, writable=True)) as store:
+            sharer = Sharer(store, self._indices)
             sharer.counts = self._counts
             outbox = outbox_of(store, is_shared=True)
             is_last = False
