@@ -11,7 +11,7 @@ import base64
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from functools import cache
 from typing import Any, NamedTuple
 
 from colmet.jobs import columns, footprint
@@ -140,11 +140,16 @@ _GIVEN = ", ".join([f'? AS "{name}"' for name in columns.JOB_COLUMNS])
 
 def answers_of(row: Summary) -> dict[str, Value]:
     """Return the derived values of a row of table `jobs`, by the expressions in SQL that the local archive uses."""
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.row_factory = sqlite3.Row
-        given = [row.get(name) for name in columns.JOB_COLUMNS]
-        question = f'SELECT {_DERIVED}, lower(name) AS "{LOWER_NAME}" FROM (SELECT {_GIVEN})'
-        return dict(database.execute(question, given).fetchone())
+    given = [row.get(name) for name in columns.JOB_COLUMNS]
+    question = f'SELECT {_DERIVED}, lower(name) AS "{LOWER_NAME}" FROM (SELECT {_GIVEN})'
+    return dict(_calculator().execute(question, given).fetchone())
+
+
+@cache
+def _calculator() -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    database.row_factory = sqlite3.Row
+    return database
 
 
 _OF_BATCH = {column.name: column for column in columns.BATCH}
