@@ -33,12 +33,9 @@ class _Values:
     def __getitem__(self, name: str) -> Floats:
         return self.known[name]
 
-    def missing(self) -> Floats:
-        return np.full(len(self.slots), np.nan)
-
     def of(self, column: JobColumn) -> Floats:
         """Return a column: of its first source with values, or the largest one."""
-        found: Floats = self.missing()
+        found: Floats = np.full(len(self.slots), np.nan)
         for measure in column.measures:
             for source in measure.sources:
                 values = self._of_source(column, source.table, source.column) * source.factor
@@ -89,10 +86,6 @@ def samples_of(fold: Fold, slots: Ints) -> Floats:
     return np.asarray(np.max(rows, axis=0), np.float64)
 
 
-def _samples(v: _Values) -> Floats:
-    return samples_of(v.fold, v.slots)
-
-
 def _missing_samples(v: _Values) -> Floats:
     tables = np.array([v.fold.state.tables[name][v.slots] for name in JOB_TABLES])
     most = tables[:, :, Rows.ROWS].argmax(axis=0)
@@ -124,7 +117,7 @@ _OWN: Mapping[str, Callable[[_Values], Floats]] = {
     "hosts": lambda v: np.ones(len(v.slots)),
     "wall_s": lambda v: v.wall_s,
     "host_s": lambda v: v.wall_s,
-    "samples": _samples,
+    "samples": lambda v: samples_of(v.fold, v.slots),
     "rows": lambda v: v["samples"],
     "missing": _missing_samples,
     "core_s": _core_s,

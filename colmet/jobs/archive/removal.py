@@ -54,22 +54,19 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
     try:
         database.execute("PRAGMA secure_delete = ON")
         for first in range(0, len(runs), AT_ONCE):
+            some = runs[first : first + AT_ONCE]
+            if not other:
+                store.remove([(run.job, run.start, run.last) for run in some])
+                continue
             with transaction(database):
-                for run in runs[first : first + AT_ONCE]:
-                    (_rename if other else _remove)(database, run, other)
+                for run in some:
+                    _rename(database, run, other)
         with transaction(database):
             _elsewhere(database, user, other)
         (is_busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # it has former pages, too
     except sqlite3.Error as err:
         raise ArchiveError(f"{store.path}: {err}; repeat the command") from err
     return not is_busy
-
-
-def _remove(database: sqlite3.Connection, run: Run, _other: str) -> None:
-    for table in ("hosts", "host_details", "folds"):
-        database.execute(f"DELETE FROM {table} WHERE job = ? AND start BETWEEN ? AND ?", (run.job, run.start, run.last))
-    for table in ("jobs", "job_details"):
-        database.execute(f"DELETE FROM {table} WHERE job = ? AND start = ?", (run.job, run.start))
 
 
 def _rename(database: sqlite3.Connection, run: Run, other: str) -> None:

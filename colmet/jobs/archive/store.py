@@ -212,7 +212,7 @@ class ArchiveStore:
             for job, start, end in jobs:
                 for table in ("jobs", "job_details"):
                     self.database.execute(f"DELETE FROM {table} WHERE job = ? AND start = ?", (job, start))
-                for table in ("hosts", "host_details"):
+                for table in ("hosts", "host_details", "folds"):
                     self.database.execute(
                         f"DELETE FROM {table} WHERE job = ? AND start BETWEEN ? AND ?", (job, start, end)
                     )

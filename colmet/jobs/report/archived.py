@@ -99,7 +99,8 @@ def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> R
     if found is None or (report is None and is_part):
         return report
     archived = replace(report_of(found.summary, found.hosts), starts=tuple(found.starts))
-    if report is not None and archived.state == ENDED and not _is_same(report, archived):
+    is_apart = report is not None and (report.start > archived.end + DELAY_S or report.end < archived.start)
+    if is_apart and archived.state == ENDED:
         return report  # a later job with this number, which the archive does not have yet
     if report is None or (not is_part and _lacks_rows(report, archived)):
         return replace(archived, warnings=(*archived.warnings, *excesses(archived)))
@@ -117,10 +118,6 @@ def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> R
     if held is not report and not held.advice_withheld:
         held = replace(held, advice=advise(held))
     return replace(held, warnings=(*held.warnings, *excesses(held)))
-
-
-def _is_same(report: Report, archived: Report) -> bool:
-    return report.start <= archived.end + DELAY_S and report.end >= archived.start
 
 
 def _lacks_rows(report: Report, archived: Report) -> bool:
