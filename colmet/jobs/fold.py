@@ -188,9 +188,12 @@ class Fold:
             self._late(table, slots[late], times[late], values[late])
             slots, times, values, rows = slots[~late], times[~late], values[~late], rows[~late]
         if table.name == CGROUP_TABLE:
-            self._capacity(table, slots, values)
             self._users(part, slots, rows)
         head = state.head[slots]
+        if table.name == CGROUP_TABLE:
+            cpus, now, peak = [values[:, len(table.counters) + place] for place in table.capacity()]
+            head[:, Head.MOST_CPUS] = np.maximum(head[:, Head.MOST_CPUS], cpus)
+            head[:, Head.MOST_TASKS] = np.maximum(head[:, Head.MOST_TASKS], np.maximum(now, peak))
         head[:, Head.NODE_CPUS] = np.maximum(head[:, Head.NODE_CPUS], self.nodes.cpus(head[:, Head.HOST]))
         head[:, Head.FIRST] = np.minimum(head[:, Head.FIRST], times)
         head[:, Head.LAST] = np.maximum(head[:, Head.LAST], times)
@@ -244,12 +247,6 @@ class Fold:
         state.tables[table.name][slots, Rows.ROWS] += 1
         state.head[slots, Head.FIRST] = np.minimum(state.head[slots, Head.FIRST], times)
         state.touched[slots] = True
-
-    def _capacity(self, table: TableLayout, slots: Ints, values: Ints) -> None:
-        head, start = self.state.head, len(table.counters)
-        cpus, now, peak = [values[:, start + place] for place in table.capacity()]
-        head[slots, Head.MOST_CPUS] = np.maximum(head[slots, Head.MOST_CPUS], cpus)
-        head[slots, Head.MOST_TASKS] = np.maximum(head[slots, Head.MOST_TASKS], np.maximum(now, peak))
 
     def _users(self, part: TablePart, slots: Ints, rows: Ints) -> None:
         unknown = self.state.head[slots, Head.USER] < 0

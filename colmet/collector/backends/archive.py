@@ -267,7 +267,7 @@ class ArchiveOutput(OutputBackend):
     def interrupt(self) -> None:
         """Send nothing more to the database."""
         if self._indices is not None:
-            self._indices.stop()
+            self._indices.client.stop()  # the current request keeps its timeout
 
     def _expire(self, store: ArchiveStore) -> None:
         """Remove some old summaries; a failure is logged, with a retry later."""
@@ -307,7 +307,7 @@ class ArchiveOutput(OutputBackend):
                 log.warning("summaries of running jobs not written, they follow after the next start: %s", err)
         self._release(LAST_SHARE_S)
         if self._indices is not None:
-            self._indices.close()
+            self._indices.client.close()
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -45,7 +45,10 @@ def ending_of(report: Report) -> Ending | None:
     if report.state == columns.RUNNING or batch.state == columns.RUNNING:
         return None
     if batch.state == columns.OUT_OF_MEMORY or (batch.state == columns.FAILED and report.memory.oom_kills):
-        return _out_of_memory(report)
+        text = f"the batch system reports that it exceeded its memory{_limit(report)}"
+        if report.memory.oom_kills:
+            text = f"the kernel killed {_killed(report)} at its limit{_limit(report)}"
+        return Ending(columns.OUT_OF_MEMORY, f"Out of memory: {text}.", _more_memory(report))
     word = f" ({shown(batch.reason, 80)})" if batch.reason else ""  # the batch system's own
     if batch.state == columns.DONE:
         return _done(report, batch)
@@ -72,13 +75,6 @@ def ending_of(report: Report) -> Ending | None:
     return None if report.batch is None else _unreported(report, batch)
 
 
-def _out_of_memory(report: Report) -> Ending:
-    text = f"the batch system reports that it exceeded its memory{_limit(report)}"
-    if report.memory.oom_kills:
-        text = f"the kernel killed {_killed(report)} at its limit{_limit(report)}"
-    return Ending(columns.OUT_OF_MEMORY, f"Out of memory: {text}.", _more_memory(report))
-
-
 def _killed(report: Report) -> str:
     kills = report.memory.oom_kills or 0
     return "a process of it" if kills == 1 else f"{count(kills)} processes of it"
@@ -102,17 +98,14 @@ def _more_memory(report: Report) -> str:
 
 
 def _done(report: Report, batch: BatchFacts) -> Ending:
+    done = "Done" if batch.exit_code is None else f"Done: exit code {batch.exit_code}"
     if report.memory.oom_kills:
         return Ending(
             columns.DONE,
-            f"Done{_exit_code(batch)}, though the kernel killed {_killed(report)} for lack of memory.",
+            f"{done}, though the kernel killed {_killed(report)} for lack of memory.",
             "Results may be incomplete. Ask for more memory, and let the script end at the first error (set -e).",
         )
-    return Ending(columns.DONE, f"Done{_exit_code(batch)}.")
-
-
-def _exit_code(batch: BatchFacts) -> str:
-    return "" if batch.exit_code is None else f": exit code {batch.exit_code}"
+    return Ending(columns.DONE, f"{done}.")
 
 
 def _failed(batch: BatchFacts, word: str) -> Ending:
