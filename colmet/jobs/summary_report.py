@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -106,18 +106,12 @@ def batch_of(job: Summary) -> figures.BatchFacts | None:
     """Return what the batch system knows of a job; None if it knows nothing."""
     if not any(job.get(column.name) not in (None, "") for column in BATCH if column.name != "state"):
         return None
-    values: dict[str, Any] = {name: str(job.get(name) or "") for name in _TEXTS}
-    values.update({name: _whole(job, name) for name in _NUMBERS})
-    values.update({f"{name}_bytes": _whole(job, name) for name in ("allocated_memory", "requested_memory")})
+    values: dict[str, Any] = {}
+    for field in fields(figures.BatchFacts):
+        name = field.name.replace("_bytes", "")
+        number = None if _number(job, name) is None else whole_of(job[name])
+        values[field.name] = str(job.get(name) or "") if field.default == "" else number
     return figures.BatchFacts(**values)
-
-
-_TEXTS = ("system", "batch_id", "state", "name", "project", "queue", "reason", "array", "dependency")
-_NUMBERS = (
-    *("submitted", "started", "ended", "exit_code", "exit_signal", "allocated_cores", "allocated_gpus"),
-    *("requested_cores", "requested_gpus"),
-    *("requested_walltime_s", "array_index"),
-)
 
 
 def stored_advice(job: Summary) -> tuple[figures.Advice, ...]:
@@ -140,11 +134,6 @@ def _number(summary: Summary, name: str) -> Number:
 def _numbers(summary: Summary, same: str = "", **columns: str) -> dict[str, Any]:
     """Return values by the names of fields: those of columns of the same names, and of other columns."""
     return {field: _number(summary, name) for field, name in {**{n: n for n in same.split()}, **columns}.items()}
-
-
-def _whole(summary: Summary, name: str) -> figures.Bound:
-    value = _number(summary, name)
-    return None if value is None else int(value)
 
 
 def _added(*values: Number) -> Number:

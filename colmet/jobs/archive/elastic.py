@@ -73,9 +73,9 @@ class ElasticArchive(JobArchive):
         queries.check_page(columns, sort, offset, limit)
         wanted = list(dict.fromkeys(columns))
         way = "desc" if descending else "asc"
-        order = [_by("start", way, "date"), _by("job", way, "long")]
+        order = [in_order("start", way, "date"), in_order("job", way, "long")]
         if sort != "start":
-            order.insert(0, _by(sort, way, "keyword"))
+            order.insert(0, in_order(sort, way, "keyword"))
         filters = filters_of(where)
         total = self._count(filters)
         rows: list[Row] = []
@@ -98,21 +98,21 @@ class ElasticArchive(JobArchive):
         filters: Filters = [{"term": {"job": job}}]
         rows = [
             row_of(hit.source, ANSWERS, ["start"])
-            for hit in self.pages(JOBS, filters, [_by("start", "desc", "date")], ["start"])
+            for hit in self.pages(JOBS, filters, [in_order("start", "desc", "date")], ["start"])
         ]
         starts = [row["start"] for row in rows if isinstance(row["start"], int)]
         if not starts or (start is not None and start not in starts):
             return None
         of = starts[0] if start is None else start
         at = {"range": {"start": {"gte": of, "lte": of, "format": "epoch_second"}}}
-        found = list(self.pages(JOBS, [*filters, at], [_by("start", "desc", "date")], list(ANSWERS), 1))
+        found = list(self.pages(JOBS, [*filters, at], [in_order("start", "desc", "date")], list(ANSWERS), 1))
         if not found:  # it has another start by now
             return None
         summary = row_of(found[0].source, ANSWERS, list(ANSWERS))
         end = summary["end"]
         last = max(of, end if isinstance(end, int) else of)
         while_there = {"range": {"start": {"gte": of, "lte": last, "format": "epoch_second"}}}
-        order = [_by("start", "asc", "date"), _by("host", "asc", "keyword")]
+        order = [in_order("start", "asc", "date"), in_order("host", "asc", "keyword")]
         names = list(HOST_COLUMNS)
         hosts: list[Row] = [
             row_of(hit.source, HOST_COLUMNS, names) for hit in self.pages(HOSTS, [*filters, while_there], order, names)
@@ -194,7 +194,8 @@ class ElasticArchive(JobArchive):
             raise unexpected(err) from err
 
 
-def _by(name: str, way: str, kind: str) -> Mapping[str, Any]:
+def in_order(name: str, way: str, kind: str) -> Mapping[str, Any]:
+    """Return an order of documents by one field; missing values come last."""
     column = ANSWERS.get(name)
     if column is not None and kind == "keyword":
         kind = {"INTEGER": "long", "REAL": "double"}.get(column.kind, kind)

@@ -15,7 +15,7 @@ from typing import Any
 
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.archive.documents import HOSTS, JOBS, WHOLE, row_of
-from colmet.jobs.archive.elastic import ElasticArchive, Filters, filters_of, from_on, unexpected
+from colmet.jobs.archive.elastic import ElasticArchive, Filters, filters_of, from_on, in_order, unexpected
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.queries import SPANS, SUMS, JobFilter, UsageGroup, by_size, check_count, total_of
 from colmet.jobs.archive.store import ArchiveStore, transaction
@@ -86,7 +86,7 @@ def _summed_there(archive: ElasticArchive, filters: Filters, by: Sequence[str]) 
 
 def _copy(archive: ElasticArchive, filters: Filters, copy: ArchiveStore, by: Sequence[str]) -> None:
     """Copy jobs, and by hosts these; documents without a key are none of either."""
-    order = [_ascending("start", "date"), _ascending("job", "long")]
+    order = [in_order("start", "asc", "date"), in_order("job", "asc", "long")]
     listed = list(dict.fromkeys(["job", "start", "end", "user", "state", *[one for one in by if one in LISTED], *SUMS]))
     columns = list(dict.fromkeys([*listed, *_OF_JOB]))
     hits = archive.pages(JOBS, filters, order, columns)
@@ -106,16 +106,12 @@ def _hosts_of(archive: ElasticArchive, jobs: Sequence[Mapping[str, Value]]) -> I
         {"terms": {"job": list({one["job"] for one in jobs})}},
         {"range": {"start": {"gte": begin, "lte": end, "format": "epoch_second"}}},
     ]
-    order = [_ascending("job", "long"), _ascending("start", "date"), _ascending("host", "keyword")]
+    order = [in_order("job", "asc", "long"), in_order("start", "asc", "date"), in_order("host", "asc", "keyword")]
     columns = [*_OF_HOST, *_ENERGY]
     for hit in archive.pages(HOSTS, filters, order, columns):
         row = row_of(hit.source, HOST_COLUMNS, columns)
         if row["job"] is not None and row["host"] and row["start"]:
             yield {**row, "last": row["last"] or row["start"]}
-
-
-def _ascending(name: str, kind: str) -> Mapping[str, Any]:
-    return {name: {"order": "asc", "unmapped_type": kind}}
 
 
 def _insert(copy: ArchiveStore, table: str, names: Sequence[str], rows: Any) -> None:

@@ -121,8 +121,6 @@ def remove(path: str) -> None:
 
 
 _OVERLAP = "{a}.start <= {b}.last AND {b}.start <= {a}.last"
-
-
 _OF_SEVERAL_HOSTS = "SELECT job FROM main.hosts GROUP BY job HAVING count(*) > 1"
 
 

@@ -301,7 +301,6 @@ class ArchiveOutbox:
 
 LOOK_S = 5.0  # values of the batch system are written by others
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
-NAME = "archive-share"
 FAILURES = "share_failures"
 
 
@@ -322,7 +321,7 @@ class ShareThread:
         self._in_a_row = 0
         self._counts: Counter[str] = Counter() if counts is None else counts
         self._waiting = 0
-        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="archive-share", daemon=True)
         self._thread.start()
 
     @property

@@ -7,7 +7,7 @@ day needs milliseconds. Runs are separated before, see `colmet.stored.runs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -230,7 +230,7 @@ def _gpu(stored: HostJob, uuid: bytes, series: Series, of_node: Series | None) -
         text_of(uuid),
         held_s=float(steps_s.sum()),
         idle_s=None if np.isnan(processes).all() else float(steps_s[processes == 0].sum()),
-        memory_peak_bytes=_most(_measured(series, measures.GPU_OF_JOB_MEMORY)[rows]),
+        memory_peak_bytes=_of_known(np.nanmax, _measured(series, measures.GPU_OF_JOB_MEMORY)[rows]),
     )
     if of_node is None:
         return gpu
@@ -240,8 +240,8 @@ def _gpu(stored: HostJob, uuid: bytes, series: Series, of_node: Series | None) -
     return replace(
         gpu,
         name=text_of(names[-1]) if len(names) else "",
-        use_ratio=_mean(_measured(of_node, measures.GPU_USE)[held]),
-        memory_bytes=_most(_measured(of_node, measures.GPU_MEMORY_TOTAL)[its]),
+        use_ratio=_of_known(np.nanmean, _measured(of_node, measures.GPU_USE)[held]),
+        memory_bytes=_of_known(np.nanmax, _measured(of_node, measures.GPU_MEMORY_TOTAL)[its]),
         energy_joules=_energy(of_node, its, times),
     )
 
@@ -270,9 +270,9 @@ def _summed(stored: HostJob, series: Series) -> GpuUse:
         "",
         held_s=float(steps_s.sum()),
         idle_s=None if np.isnan(idle).all() else float(steps_s[(idle > 0) & (idle == gpus)].sum()),
-        use_ratio=_mean(_measured(series, measures.JOB_GPU_USE)),
-        memory_peak_bytes=_most(_measured(series, measures.JOB_GPU_MEMORY)),
-        memory_bytes=_most(_measured(series, measures.JOB_GPU_MEMORY_TOTAL)),
+        use_ratio=_of_known(np.nanmean, _measured(series, measures.JOB_GPU_USE)),
+        memory_peak_bytes=_of_known(np.nanmax, _measured(series, measures.JOB_GPU_MEMORY)),
+        memory_bytes=_of_known(np.nanmax, _measured(series, measures.JOB_GPU_MEMORY_TOTAL)),
         energy_joules=float(np.nansum(joules)) if not np.isnan(joules).all() else None,
     )
 
@@ -298,9 +298,5 @@ def _measured(series: Series, measure: Measure) -> npt.NDArray[np.float64]:
     return series.values(measure.best.column) * measure.best.factor
 
 
-def _most(values: npt.NDArray[np.float64]) -> Number:
-    return None if np.isnan(values).all() else float(np.nanmax(values))
-
-
-def _mean(values: npt.NDArray[np.float64]) -> Number:
-    return None if np.isnan(values).all() else float(np.nanmean(values))
+def _of_known(of: Callable[[Floats], Any], values: Floats) -> Number:
+    return None if np.isnan(values).all() else float(of(values))
