@@ -52,7 +52,7 @@ def test_each_part_of_the_verdict_is_explained(word):
 
 def test_each_ending_is_explained():
     """By the first words of its sentence."""
-    begun = set(re.findall(r'Ending\(\s*\w+,\s*f?"([A-Z][\w ]*)', inspect.getsource(ending)))
+    begun = set(re.findall(r'Ending\(\s*[\w.]+,\s*f?"([A-Z][\w ]*)', inspect.getsource(ending)))
     explained = " ".join(cells[0] for cells in rows("Why was it killed?"))
     assert len(begun) >= 7
     assert sorted(words for words in begun if words.strip() not in explained) == []

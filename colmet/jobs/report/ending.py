@@ -98,14 +98,14 @@ def _more_memory(report: Report) -> str:
 
 
 def _done(report: Report, batch: BatchFacts) -> Ending:
-    done = "Done" if batch.exit_code is None else f"Done: exit code {batch.exit_code}"
+    code = "" if batch.exit_code is None else f": exit code {batch.exit_code}"
     if report.memory.oom_kills:
         return Ending(
             columns.DONE,
-            f"{done}, though the kernel killed {_killed(report)} for lack of memory.",
+            f"Done{code}, though the kernel killed {_killed(report)} for lack of memory.",
             "Results may be incomplete. Ask for more memory, and let the script end at the first error (set -e).",
         )
-    return Ending(columns.DONE, f"{done}.")
+    return Ending(columns.DONE, f"Done{code}.")
 
 
 def _failed(batch: BatchFacts, word: str) -> Ending:
