@@ -400,16 +400,6 @@ def test_use_of_a_request_has_a_grade(made, facts, grades):
     assert {one.what: one.grade for one in uses_of(made(**facts))} == grades
 
 
-def test_a_short_or_running_job_has_no_grade_that_may_change(made):
-    asked = {"requested_cores": 8, "requested_memory_bytes": 64 * GIB, "requested_walltime_s": 10**5, "state": "done"}
-    running = {one.what: one.grade for one in uses_of(replace(made(**asked), state="running"))}
-    assert running == {"cores": "good", "memory": "", "walltime": ""}
-    short = {one.what: one.grade for one in uses_of(replace(made(**asked), wall_s=20.0))}
-    assert short["cores"] == short["memory"] == ""
-    withheld = replace(made(**asked), advice_withheld="too few samples")
-    assert [one.grade for one in uses_of(withheld)][:2] == ["", ""]
-
-
 @pytest.mark.parametrize(
     ("facts", "changes", "sentences"),
     [

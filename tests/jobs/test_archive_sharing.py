@@ -473,13 +473,6 @@ def test_a_job_in_the_shared_archive_is_that_of_the_local_one(database, collecto
     assert shown == {name: value for name, value in dict(row).items() if name not in ("user", "state")}
 
 
-def test_keys_of_an_outbox_are_in_the_order_of_their_changes(collectors):
-    a = collectors("a")
-    for job in (3, 1, 2, 1):
-        a.write(host(job, "n1", YEAR_START))
-    assert [one.job for one in ArchiveOutbox(a.store.database).next(10)] == [3, 2, 1]
-
-
 @pytest.mark.parametrize("other", ["", "user-1234"])
 def test_a_user_who_is_forgotten_is_forgotten_in_the_shared_archive_too(database, collectors, other):
     a, b = collectors("a"), collectors("b")
