@@ -25,9 +25,9 @@ def speed_up(began: float, start: float, rate: float) -> None:
     time.time_ns = now_ns
     time.time = lambda: now_ns() / NS
     from colmet.common.daemon import daemon_health
-    from colmet.jobs.archive import expiry  # its clocks are those of the import
+    from colmet.jobs.archive import removal  # its clocks are those of the import
 
-    expiry.EVERY_S /= rate
+    removal.EVERY_S /= rate
     daemon_health.MIN_STEP_NS = sys.maxsize  # this clock always differs from the time since boot
 
 

@@ -16,9 +16,8 @@ from colmet.commands.times import shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.text import counted
-from colmet.jobs.archive.forgetting import Run, forget, pseudonym, runs_of_user
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore
-from colmet.jobs.archive.writer_lock import lock
+from colmet.jobs.archive.removal import Run, forget, pseudonym, runs_of_user
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, lock
 from colmet.stored import sources
 from colmet.stored.hdf5_files import files_of
 from colmet.stored.removal import Remover

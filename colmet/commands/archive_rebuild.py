@@ -19,8 +19,7 @@ from colmet.common.text import counted, size
 from colmet.jobs.archive import rebuild
 from colmet.jobs.archive.archiver import Archiver
 from colmet.jobs.archive.rebuild import Rebuild
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position
-from colmet.jobs.archive.writer_lock import lock
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position, lock
 from colmet.jobs.fold import columns_read
 from colmet.stored import sources
 from colmet.stored.replay import Replay

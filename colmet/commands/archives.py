@@ -17,8 +17,7 @@ from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import some_of
 from colmet.jobs.archive.elastic import ElasticArchive
-from colmet.jobs.archive.local import LocalArchive
-from colmet.jobs.archive.places import has_database, is_shared, path_of
+from colmet.jobs.archive.local import LocalArchive, has_database, is_shared, path_of
 from colmet.jobs.archive.queries import JobArchive, JobFilter
 from colmet.jobs.archive.store import ArchiveError
 from colmet.stored.sources import add_config, configured

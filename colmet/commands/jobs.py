@@ -23,7 +23,7 @@ from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.queries import JobPage
 from colmet.jobs.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
 from colmet.jobs.grades import EXCEEDED, GRADES, LOW, POOR, graded_jobs
-from colmet.jobs.report.phrases import GRADE_STYLES
+from colmet.jobs.report.requested import GRADE_STYLES
 
 DEFAULT = (
     *("job", "user", "name", "queue", "state", "start", "wall_s", "cpus", "cpu_ratio", "memory_peak"),

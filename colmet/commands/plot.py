@@ -35,9 +35,8 @@ from colmet.common.text import Clock
 from colmet.stored import sources
 from colmet.stored.capacity import capacities, ceilings
 from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of
-from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.names import names_of, near
-from colmet.stored.series import NODE, HeldRows, History, HostRows, RowQuery, Series
+from colmet.stored.series import NODE, GroupedRows, HeldRows, History, HostRows, RowQuery, Series, groups_of
 
 KINDS = ("png", "svg")
 WIDTH, PANEL_HEIGHT, HEAD_HEIGHT = 900, 220, 50  # pixels

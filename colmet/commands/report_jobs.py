@@ -20,7 +20,7 @@ from colmet.jobs.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
 from colmet.jobs.columns import FOOTPRINT
 from colmet.jobs.grades import grades_of
 from colmet.jobs.report.jobs_page import TEXTS, exit_of, html, states_of, sums_of, title_of, unusual_of
-from colmet.jobs.report.phrases import GRADE_STYLES
+from colmet.jobs.report.requested import GRADE_STYLES
 from colmet.jobs.report.several import (
     AT_ONCE,
     HEADINGS,

@@ -21,9 +21,17 @@ from colmet.commands.top.view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import UNKNOWN, Clock, percent
-from colmet.jobs.archive import factors
-from colmet.jobs.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
-from colmet.jobs.archive.queries import GROUPS, SPANS, UsageGroup, total_of
+from colmet.jobs.archive.queries import (
+    FACTORS_PATH,
+    GROUPS,
+    HOUR_S,
+    JOULES_PER_KWH,
+    SPANS,
+    Factors,
+    UsageGroup,
+    read_factors,
+    total_of,
+)
 
 GIB = 1 << 30
 BAR = 10  # characters
@@ -99,7 +107,7 @@ exit status:
     parser.add_argument(
         "--factors",
         metavar="FILE",
-        help=f"CO2 and prices of this site, in TOML (default: {factors.DEFAULT_PATH}, if there is one)",
+        help=f"CO2 and prices of this site, in TOML (default: {FACTORS_PATH}, if there is one)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--csv", action="store_true", help="print CSV")
@@ -111,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json and options.csv:
         raise ConfigError("--json and --csv: choose one")
     by = options.by or ["user"]
-    known = factors.read(options.factors)
+    known = read_factors(options.factors)
     now = int(time.time())
     options.since = _month(now) if options.since is None else options.since
     options.until = now if options.until is None else options.until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional, TypeVar
 
 from colmet.common.text import cores, count, duration, percent, size, some_of
 from colmet.jobs.figures import Advice, GpuUse, HostFigures, Number, Report
@@ -28,12 +28,16 @@ SMALL_IO_CALLS, SMALL_IO_RATE, SMALL_IO_BYTES = 1_000_000, 1000, 4096  # calls, 
 GPU_HELD_S, GPU_IDLE, GPU_USE = 300.0, 0.5, 0.1
 
 
+# The advice; None if the condition does not hold, or is unknown.
+RuleText = TypeVar("RuleText", bound=Callable[..., Optional[str]])
+
+
 class AdviceRule(NamedTuple):
     """A rule; its name is stable."""
 
     name: str
     because: str  # the condition in words, with its threshold
-    text: Callable[[Report], str | None]  # the advice; None if the condition does not hold, or is unknown
+    text: Callable[[Report], str | None]
     unless: Sequence[str] = ()  # rules explaining the same figures; if one of them holds, this one is skipped
 
 
@@ -47,11 +51,17 @@ def _hosts(report: Report, idle: bool) -> Sequence[HostFigures]:
     return [one for one in report.hosts if one.cpu_used_ratio is not None and (one.cpu_used_ratio < IDLE) == idle]
 
 
-def _rule(
-    name: str, because: str, unless: Sequence[str] = ()
-) -> Callable[[Callable[[Report], str | None]], AdviceRule]:
-    """Return a decorator that makes a rule of its text."""
-    return lambda text: AdviceRule(name, because, text, unless)
+RULES: list[AdviceRule] = []  # in the order of the advice
+
+
+def _rule(name: str, because: str, unless: Sequence[str] = ()) -> Callable[[RuleText], RuleText]:
+    """Return a decorator that adds a rule with this text."""
+
+    def add(text: RuleText) -> RuleText:
+        RULES.append(AdviceRule(name, because, text, unless))
+        return text
+
+    return add
 
 
 WAITING = ("cpu-wait", "throttled", "block-io", "swap", "reclaim")
@@ -59,6 +69,7 @@ _WALL, _CPU_MINUTE = "(30 s of wall time or more)", "(1 min of CPU time or more)
 _RAN = "of the CPU time that they used"
 
 
+@_rule("oom", "the kernel killed a process of the job for lack of memory")
 def out_of_memory(report: Report) -> str | None:
     """Return the advice on processes that the kernel killed; None without any."""
     kills = report.memory.oom_kills
@@ -75,9 +86,7 @@ def out_of_memory(report: Report) -> str | None:
     return f"{killed}{of_limit}. Ask for more memory, or have it use less; results may be incomplete."
 
 
-_oom = _rule("oom", "the kernel killed a process of the job for lack of memory")(out_of_memory)
-
-
+@_rule("memory-high", f"memory without page cache reached {percent(MEMORY_HIGH)} of the limit or more, on some host")
 def memory_high(report: Report, least_share: float = MEMORY_HIGH) -> str | None:
     """Return the advice on memory that comes to this share of the limit on some host; None if it does not."""
     found = [
@@ -93,11 +102,6 @@ def memory_high(report: Report, least_share: float = MEMORY_HIGH) -> str | None:
         f"Needed {size(needed)} of {size(host.memory_limit_bytes)} of memory on {host.host}. A little more, and the "
         "kernel kills it: ask for more."
     )
-
-
-_memory_high = _rule(
-    "memory-high", f"memory without page cache reached {percent(MEMORY_HIGH)} of the limit or more, on some host"
-)(lambda report: memory_high(report))
 
 
 @_rule(
@@ -206,7 +210,7 @@ def _imbalance(report: Report) -> str | None:
 )
 def _tail(report: Report) -> str | None:
     curve = next((curve for curve in report.curves if curve.name == "cpu"), None)
-    if curve is None or len(curve.lines) < len(report.hosts) or _idle.text(report) or _computes_on_gpus(report):
+    if curve is None or len(curve.lines) < len(report.hosts) or _idle(report) or _computes_on_gpus(report):
         return None  # a host without values may have been busy
     busy = [float(line.times[line.values > TAIL_CORES].max(initial=0)) for line in curve.lines]
     idle_s = report.end - max(max(busy), float(report.start))
@@ -341,24 +345,6 @@ def _gpu_idle(report: Report) -> str | None:
     )
 
 
-RULES = (
-    *(
-        _oom,
-        _memory_high,
-        _memory_low,
-        _one_core,
-        _idle,
-        _cpu_low,
-        _host_idle,
-        _imbalance,
-        _tail,
-        _cpu_wait,
-        _throttled,
-    ),
-    *(_block_io, _swap, _reclaim, _kernel_time, _short_tasks, _small_io, _gpu_idle),
-)
-
-
 def withheld(report: Report) -> str:
     """Return why no advice can be given; else an empty string."""
     if report.samples < LEAST_SAMPLES:
@@ -370,9 +356,9 @@ def withheld(report: Report) -> str:
     return ""
 
 
-def advise(report: Report, rules: Sequence[AdviceRule] = RULES) -> tuple[Advice, ...]:
+def advise(report: Report) -> tuple[Advice, ...]:
     """Return the advice of all rules on a report, without rules explained by another one."""
-    found = [(rule, rule.text(report)) for rule in rules]
+    found = [(rule, rule.text(report)) for rule in RULES]
     hold = {rule.name for rule, text in found if text is not None}
     return tuple(
         Advice(rule.name, text, rule.because)

@@ -18,41 +18,9 @@ from colmet.common.tables import RUN as RUN_COLUMN
 from colmet.common.tables import UPTIME as UPTIME_COLUMN
 from colmet.jobs import fold_layout as layout
 from colmet.jobs import footprint
-from colmet.jobs.fold_layout import (
-    JOB_TABLES,
-    LAYOUTS,
-    START_COLUMN,
-    Ints,
-    TableLayout,
-    TablePart,
-    TableReader,
-    join,
-)
+from colmet.jobs.fold_layout import JOB_TABLES, LAYOUTS, Ints, TableLayout, TablePart
 from colmet.jobs.fold_nodes import NODE_READS, NodeFolds
-from colmet.jobs.fold_state import (
-    BEGAN,
-    BOOTED,
-    C_COUNT,
-    C_GROWN,
-    CLOCK_STEP,
-    FIRST,
-    G_LAST,
-    HOST,
-    JOB,
-    LAST,
-    MOST_CPUS,
-    MOST_TASKS,
-    NODE_CPUS,
-    OVER,
-    RUN,
-    SEEN,
-    START,
-    T_ROWS,
-    T_TIME,
-    USER,
-    WRITTEN,
-    FoldState,
-)
+from colmet.jobs.fold_state import Count, FoldState, Gauge, Head, Rows, RunOf
 from colmet.jobs.fold_steps import counters_step, gauges_step, late_counters, peaks, vote, with_busy
 from colmet.jobs.open_jobs import FORMER, NO_RUN, WITH_RUNS, OpenJobs
 
@@ -76,7 +44,7 @@ def columns_read() -> dict[str, tuple[str, ...]]:
 
 def _run_columns(table: str) -> tuple[str, ...]:
     """Return the columns of a table of jobs that distinguish runs; they are the last ones that are read."""
-    start = (START_COLUMN,) if table == TASKS_TABLE else ()
+    start = (layout.START_COLUMN,) if table == TASKS_TABLE else ()
     return (*start, RUN_COLUMN, UPTIME_COLUMN) if table in WITH_RUNS else ()
 
 
@@ -95,7 +63,7 @@ class Fold:
         self.nodes = NodeFolds()
         self.counts: Counter[str] = Counter()
         self.jobs = OpenJobs(self.state, self.nodes)
-        self._readers: dict[int, tuple[Schema, TableReader | None]] = {}
+        self._readers: dict[int, tuple[Schema, layout.TableReader | None]] = {}
         self._now = 0  # the time of reception of the wave
 
     # -- rows --
@@ -140,12 +108,12 @@ class Fold:
             at = np.array(places)
             again = np.flatnonzero(np.diff(at, prepend=-1) == 0).tolist()
             if again:
-                more += [join(reader, [tables[n]], hosts[at[[n]]], seen[at[[n]]]) for n in again]
+                more += [layout.join(reader, [tables[n]], hosts[at[[n]]], seen[at[[n]]]) for n in again]
                 tables, at = [one for n, one in enumerate(tables) if n not in again], np.delete(at, again)
-            parts.append(join(reader, tables, hosts[at], seen[at]))
+            parts.append(layout.join(reader, tables, hosts[at], seen[at]))
         return parts + more
 
-    def _reader(self, schema: Schema) -> TableReader | None:
+    def _reader(self, schema: Schema) -> layout.TableReader | None:
         known = self._readers.get(id(schema))
         if known is not None:
             return known[1]
@@ -155,11 +123,11 @@ class Fold:
         reader = None
         if name in JOB_TABLES:
             own = [one for one in LAYOUTS[name].names if one != layout.GPU_BUSY]
-            reader = TableReader(schema, (*own, *_run_columns(name)))
+            reader = layout.TableReader(schema, (*own, *_run_columns(name)))
         elif name in LAYOUTS:
-            reader = TableReader(schema, LAYOUTS[name].names)
+            reader = layout.TableReader(schema, LAYOUTS[name].names)
         elif name in NODE_READS:
-            reader = TableReader(schema, NODE_READS[name])
+            reader = layout.TableReader(schema, NODE_READS[name])
         self._readers[id(schema)] = schema, reader  # the schema is kept, so its id is not given again
         return reader
 
@@ -174,8 +142,8 @@ class Fold:
             slots = self.jobs.find_slots(part, found)
             btimes = part.values[:, -3] if part.name == TASKS_TABLE else None
             for slot in self.jobs.end_other_runs(part, slots, btimes, same):
-                job, host, start = self.state.head[slot, [JOB, HOST, START]].tolist()
-                ended[job, host] = int(self.state.runs[slot, RUN]), start
+                job, host, start = self.state.head[slot, [Head.JOB, Head.HOST, Head.START]].tolist()
+                ended[job, host] = int(self.state.runs[slot, RunOf.RUN]), start
             if (slots == NO_RUN).any():
                 for at in np.flatnonzero(slots == NO_RUN).tolist():
                     key, time = (int(part.jobs[at]), int(part.hosts[at])), int(part.times[at])
@@ -214,25 +182,28 @@ class Fold:
         times, values = self._by_first_clock(part, slots, rows), part.values[rows]
         if table.name == JOB_GPUS:
             values = with_busy(values)
-        late = times < state.tables[table.name][slots, T_TIME]
+        late = times < state.tables[table.name][slots, Rows.TIME]
         if late.any():
             self.counts["late_rows"] += int(late.sum())
             self._late(table, slots[late], times[late], values[late])
             slots, times, values, rows = slots[~late], times[~late], values[~late], rows[~late]
         if table.name == CGROUP_TABLE:
-            self._capacity(table, slots, values)
             self._users(part, slots, rows)
         head = state.head[slots]
-        head[:, NODE_CPUS] = np.maximum(head[:, NODE_CPUS], self.nodes.cpus(head[:, HOST]))
-        head[:, FIRST] = np.minimum(head[:, FIRST], times)
-        head[:, LAST] = np.maximum(head[:, LAST], times)
-        head[:, SEEN] = np.maximum(head[:, SEEN], part.seen[rows])
+        if table.name == CGROUP_TABLE:
+            cpus, now, peak = [values[:, len(table.counters) + place] for place in table.capacity()]
+            head[:, Head.MOST_CPUS] = np.maximum(head[:, Head.MOST_CPUS], cpus)
+            head[:, Head.MOST_TASKS] = np.maximum(head[:, Head.MOST_TASKS], np.maximum(now, peak))
+        head[:, Head.NODE_CPUS] = np.maximum(head[:, Head.NODE_CPUS], self.nodes.cpus(head[:, Head.HOST]))
+        head[:, Head.FIRST] = np.minimum(head[:, Head.FIRST], times)
+        head[:, Head.LAST] = np.maximum(head[:, Head.LAST], times)
+        head[:, Head.SEEN] = np.maximum(head[:, Head.SEEN], part.seen[rows])
         if table.name == TASKS_TABLE:
-            head[:, BEGAN] = np.where(head[:, BEGAN] == 0, -np.maximum(values[:, -3], 0), head[:, BEGAN])
+            head[:, Head.BEGAN] = np.where(head[:, Head.BEGAN] == 0, -np.maximum(values[:, -3], 0), head[:, Head.BEGAN])
         state.head[slots] = head
         counted = state.tables[table.name][slots]
-        before = counted[:, T_TIME]
-        since = np.where(before >= 0, times - before, np.where(head[:, BEGAN] > 0, times - head[:, START], 0))
+        before = counted[:, Rows.TIME]
+        since = np.where(before >= 0, times - before, np.where(head[:, Head.BEGAN] > 0, times - head[:, Head.START], 0))
         if table.counters:
             counters_step(state, table, slots, times, values[:, : len(table.counters)])
         if table.gauges:
@@ -240,8 +211,8 @@ class Fold:
             gauges_step(table, state.gauges[table.name], slots, since, values[:, start : start + len(table.gauges)])
         steps = np.where(before >= 0, times - before, 0)
         vote(counted, steps)
-        counted[:, T_ROWS] += (before < 0) | (steps > 0)
-        counted[:, T_TIME] = times
+        counted[:, Rows.ROWS] += (before < 0) | (steps > 0)
+        counted[:, Rows.TIME] = times
         state.tables[table.name][slots] = counted
         state.touched[slots] = True
         return slots
@@ -252,13 +223,15 @@ class Fold:
         if part.name in WITH_RUNS:
             own, uptime = part.values[rows, -2], part.values[rows, -1]
             has_uptime = uptime >= 0
-            runs[:, RUN] = np.where(own > 0, own, runs[:, RUN])
-            runs[:, BOOTED] = np.where(has_uptime & (runs[:, BOOTED] < 0), times - uptime, runs[:, BOOTED])
-            lacks = runs[:, BOOTED] + uptime - times
+            runs[:, RunOf.RUN] = np.where(own > 0, own, runs[:, RunOf.RUN])
+            runs[:, RunOf.BOOTED] = np.where(
+                has_uptime & (runs[:, RunOf.BOOTED] < 0), times - uptime, runs[:, RunOf.BOOTED]
+            )
+            lacks = runs[:, RunOf.BOOTED] + uptime - times
             lacks[np.abs(lacks) < STEP_S] = 0
-            runs[:, CLOCK_STEP] = np.where(has_uptime, lacks, runs[:, CLOCK_STEP])
+            runs[:, RunOf.CLOCK_STEP] = np.where(has_uptime, lacks, runs[:, RunOf.CLOCK_STEP])
             self.state.runs[slots] = runs
-        return times + runs[:, CLOCK_STEP]
+        return times + runs[:, RunOf.CLOCK_STEP]
 
     def _late(self, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
         """Fold rows older than others of their slot: what does not depend on the order."""
@@ -271,18 +244,12 @@ class Fold:
             some = values[:, start : start + len(table.gauges)]
             peaks(gauges, some)
             state.gauges[table.name][slots] = gauges
-        state.tables[table.name][slots, T_ROWS] += 1
-        state.head[slots, FIRST] = np.minimum(state.head[slots, FIRST], times)
+        state.tables[table.name][slots, Rows.ROWS] += 1
+        state.head[slots, Head.FIRST] = np.minimum(state.head[slots, Head.FIRST], times)
         state.touched[slots] = True
 
-    def _capacity(self, table: TableLayout, slots: Ints, values: Ints) -> None:
-        head, start = self.state.head, len(table.counters)
-        cpus, now, peak = [values[:, start + place] for place in table.capacity()]
-        head[slots, MOST_CPUS] = np.maximum(head[slots, MOST_CPUS], cpus)
-        head[slots, MOST_TASKS] = np.maximum(head[slots, MOST_TASKS], np.maximum(now, peak))
-
     def _users(self, part: TablePart, slots: Ints, rows: Ints) -> None:
-        unknown = self.state.head[slots, USER] < 0
+        unknown = self.state.head[slots, Head.USER] < 0
         if not unknown.any() or "user" not in part.reader.schema.name_set:
             return
         names = part.reader.rows(part.packed)["user"][rows[unknown]].tolist()
@@ -290,7 +257,7 @@ class Fold:
             if isinstance(name, bytes) and name:
                 text = name.decode("utf-8", "replace")
                 text = text if text.isprintable() else text.encode("unicode_escape").decode()
-                self.state.head[slot, USER] = self.state.user(text)
+                self.state.head[slot, Head.USER] = self.state.user(text)
 
     def _of_node(self, table: TableLayout, part: TablePart) -> None:
         """Add growth of the node's counters to each of its jobs with a row at this tick."""
@@ -298,10 +265,10 @@ class Fold:
         if len(slots):
             counted = self.state.tables[table.name]
             times = self._by_first_clock(part, slots, rows)
-            fresh = times >= counted[slots, T_TIME]
+            fresh = times >= counted[slots, Rows.TIME]
             slots, rows, times = slots[fresh], rows[fresh], times[fresh]
             counters_step(self.state, table, slots, times, part.values[rows])
-            counted[slots, T_TIME] = times
+            counted[slots, Rows.TIME] = times
             self.state.touched[slots] = True
 
     def _cpu_ns(self, slots: Ints) -> Ints:
@@ -309,8 +276,8 @@ class Fold:
         found = np.full(len(slots), MISSING_INT, np.int64)
         for table, column, factor in reversed(CPU_COUNTERS):
             counters = self.state.counters[table]
-            there = counters[slots, C_COUNT, column] > 0
-            found = np.where(there, counters[slots, C_GROWN, column] * factor, found)
+            there = counters[slots, Count.COUNT, column] > 0
+            found = np.where(there, counters[slots, Count.GROWN, column] * factor, found)
         return found
 
     def _footprint(self, slots: Ints) -> None:
@@ -318,12 +285,14 @@ class Fold:
         head = state.head[slots]
         memory = np.full(len(slots), MISSING_INT, np.int64)
         for table, column, factor in reversed(_MEMORY):
-            gauge = state.gauges[table][slots, G_LAST, column]
+            gauge = state.gauges[table][slots, Gauge.LAST, column]
             memory = np.where(gauge >= 0, gauge * factor, memory)
-        is_now = state.tables[JOB_GPUS][slots, T_TIME] == head[:, LAST]
-        gpu = np.where(is_now, state.gauges[JOB_GPUS][slots, G_LAST, _GPU_BUSY], MISSING_INT)
+        is_now = state.tables[JOB_GPUS][slots, Rows.TIME] == head[:, Head.LAST]
+        gpu = np.where(is_now, state.gauges[JOB_GPUS][slots, Gauge.LAST, _GPU_BUSY], MISSING_INT)
         cpu = self._cpu_ns(slots)
-        footprint.add(state.footprint, slots, head[:, START], head[:, BEGAN], head[:, LAST], cpu, memory, gpu)
+        footprint.add(
+            state.footprint, slots, head[:, Head.START], head[:, Head.BEGAN], head[:, Head.LAST], cpu, memory, gpu
+        )
 
     def due(self, least_s: int, most_s: int) -> Ints:
         """Return the slots whose summaries are to be written.
@@ -332,7 +301,7 @@ class Fold:
         or than `most_s`, but not younger than `least_s`.
         """
         state, head = self.state, self.state.head
-        age = head[:, LAST] - head[:, START]
-        stale = head[:, LAST] - head[:, WRITTEN] >= np.clip(age // 3, least_s, most_s)
+        age = head[:, Head.LAST] - head[:, Head.START]
+        stale = head[:, Head.LAST] - head[:, Head.WRITTEN] >= np.clip(age // 3, least_s, most_s)
         state.unwritten |= state.touched
-        return np.flatnonzero(state.used & state.unwritten & (stale | (head[:, OVER] > 0)))
+        return np.flatnonzero(state.used & state.unwritten & (stale | (head[:, Head.OVER] > 0)))

@@ -11,15 +11,7 @@ import numpy.typing as npt
 from colmet.common import measures
 from colmet.common.growth import CAPACITY_COLUMNS, is_bounded
 from colmet.common.measures import (
-    BY_CPUS,
-    BY_TIME,
-    CGROUP_TABLE,
-    JOB_GPUS,
-    PROCESSES_TABLE,
-    TASKS_TABLE,
-    WAIT_CPU,
     Source,
-    bounded,
 )
 from colmet.common.schema import MISSING_INT, UNITS, Schema, Table
 from colmet.jobs.columns import GROWN, MEASURED, OF_NODE
@@ -28,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-JOB_TABLES = (CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE, JOB_GPUS)
+JOB_TABLES = (measures.CGROUP_TABLE, measures.TASKS_TABLE, measures.PROCESSES_TABLE, measures.JOB_GPUS)
 START_COLUMN = measures.START.best.column  # of the tasks' table
 GPU_COUNT, GPU_USE = measures.JOB_GPU_COUNT.best.column, measures.JOB_GPU_USE.best.column
 GPU_BUSY = "gpus x use"  # a gauge made of two: GPUs in use, in percent of one
@@ -70,11 +62,11 @@ def _bound(source: Source) -> int:
     place = source.table, source.column
     if not is_bounded(*place):
         return FREE
-    if place in bounded(BY_TIME):
+    if place in measures.bounded(measures.BY_TIME):
         return TIME
-    if place in bounded(BY_CPUS):
+    if place in measures.bounded(measures.BY_CPUS):
         return CPUS
-    return WAIT if place in WAIT_CPU.places else TASKS
+    return WAIT if place in measures.WAIT_CPU.places else TASKS
 
 
 def _layouts() -> dict[str, TableLayout]:
@@ -88,7 +80,7 @@ def _layouts() -> dict[str, TableLayout]:
                 (counters if is_counter else gauges).setdefault(source.table, {})[source.column] = source
                 if column.how == OF_NODE:
                     of_node.add(source.table)
-    gauges[JOB_GPUS][GPU_USE] = measures.JOB_GPU_USE.best
+    gauges[measures.JOB_GPUS][GPU_USE] = measures.JOB_GPU_USE.best
     found = {}
     for table in (*JOB_TABLES, *sorted(of_node)):
         some = sorted(counters.get(table, {}).values(), key=lambda one: (-_bound(one), one.column))
@@ -98,7 +90,7 @@ def _layouts() -> dict[str, TableLayout]:
         ]
         names = tuple(gauges.get(table, {}))
         units = [gauges[table][name].unit for name in names]
-        if table == JOB_GPUS:
+        if table == measures.JOB_GPUS:
             names, units = (*names, GPU_BUSY), [*units, UNITS["count"]]
         found[table] = TableLayout(
             table,
@@ -116,12 +108,7 @@ LAYOUTS = _layouts()
 
 
 class TableReader:
-    """Reads some columns of packed rows as whole numbers, -1 for a missing value or column.
-
-    Args:
-        schema: of the rows.
-        names: of the columns.
-    """
+    """Reads some columns of packed rows as whole numbers, -1 for a missing value or column."""
 
     def __init__(self, schema: Schema, names: tuple[str, ...]) -> None:
         self.schema = schema

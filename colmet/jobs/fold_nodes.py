@@ -14,18 +14,7 @@ from colmet.common.growth import MOST_WATTS, SLACK_S
 from colmet.common.measures import NODE_CPU, NODE_CPU_COUNT, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES
 from colmet.common.schema import MISSING_INT
 from colmet.jobs.fold_layout import NODE_CPU_TABLE, Floats, Ints, Mask, TablePart
-from colmet.jobs.fold_state import (
-    CLOCK_STEP,
-    CPU_MARK,
-    ENERGY_S,
-    HOST,
-    JOULES,
-    LAST,
-    NODE_JOULES,
-    SOURCE,
-    START,
-    FoldState,
-)
+from colmet.jobs.fold_state import FoldState, Head, RunOf
 
 MOST_HOSTS = 100_000
 FORGET = 1000  # hosts at once
@@ -133,8 +122,8 @@ class NodeFolds:
     def expand(self, part: TablePart, state: FoldState) -> tuple[Ints, Ints]:
         """Return the slots of jobs on the nodes of some rows, with a row at that time, and the row of each."""
         slots, rows = self._on(part.hosts, state)
-        times = part.times[rows] + state.runs[slots, CLOCK_STEP]  # by the clock of the jobs' first rows
-        here = (state.head[slots, LAST] >= times) & (state.head[slots, START] <= times)
+        times = part.times[rows] + state.runs[slots, RunOf.CLOCK_STEP]  # by the clock of the jobs' first rows
+        here = (state.head[slots, Head.LAST] >= times) & (state.head[slots, Head.START] <= times)
         return slots[here], rows[here]
 
     def _on(self, hosts: Ints, state: FoldState) -> tuple[Ints, Ints]:
@@ -142,7 +131,7 @@ class NodeFolds:
         row_of = np.full(max(1, len(self.names)), -1, np.int64)
         row_of[hosts] = np.arange(len(hosts))
         used = np.flatnonzero(state.used)
-        rows = row_of[state.head[used, HOST]]
+        rows = row_of[state.head[used, Head.HOST]]
         here = rows >= 0
         return used[here], rows[here]
 
@@ -152,92 +141,61 @@ class NodeFolds:
         """Divide the energy since the last samples; `cpu_of` returns the CPU time of slots in nanoseconds."""
         for part in parts:
             if part.name == ZONES:
-                hosts, times, energy, count = _zones(part)
-                self._divide(BY_ZONES, hosts, times, energy, count, state, cpu_of)
+                self._divide(*_zones(part), source=BY_ZONES, state=state, cpu_of=cpu_of)
             elif part.name == RAPL_TABLE:
                 present = part.values >= 0
                 energy = np.where(present, part.values, 0).sum(axis=1)
-                self._divide(BY_COLUMNS, part.hosts, part.times, energy, present.sum(axis=1), state, cpu_of)
+                samples = part.hosts, part.times, energy, present.sum(axis=1)
+                self._divide(*samples, source=BY_COLUMNS, state=state, cpu_of=cpu_of)
             elif part.name == POWER_TABLE:
                 mean, now = part.values.T
                 watts = np.where(mean >= 0, mean, now)
-                self._divide(BY_POWER, part.hosts, part.times, watts, (watts >= 0).astype(np.int64), state, cpu_of)
+                samples = part.hosts, part.times, watts, (watts >= 0).astype(np.int64)
+                self._divide(*samples, source=BY_POWER, state=state, cpu_of=cpu_of)
 
-    def _divide(
-        self,
-        source: int,
-        hosts: Ints,
-        times: Ints,
-        energy: Ints,
-        count: Ints,
-        state: FoldState,
-        cpu_of: Callable[[Ints], Ints],
-    ) -> None:
-        """Divide the energy of some nodes among their jobs.
+    def _divide(self, *samples: Ints, source: int, state: FoldState, cpu_of: Callable[[Ints], Ints]) -> None:
+        """Divide the energy of some nodes, each once, among their jobs.
 
-        Args:
-            source: of the energy.
-            hosts: each once.
-            times: of the samples.
-            energy: counters of zones, energy since the last row, or power.
-            count: the number of zones in them; a step with another number is unknown.
-            state: of the jobs.
-            cpu_of: see `energy`.
+        The `samples` are hosts, times, energy and the number of zones; see `step_energy`.
         """
-        rows = self.rows[hosts]
+        rows = self.rows[samples[0]]
         best = (rows[:, _SOURCE] == 0) | (rows[:, _SOURCE] >= source)
-        keep = best & (count > 0) & (times > rows[:, _ENERGY_TIME])
+        keep = best & (samples[3] > 0) & (samples[1] > rows[:, _ENERGY_TIME])
         if not keep.any():
             return
-        hosts, times, energy, count, rows = [one[keep] for one in (hosts, times, energy, count, rows)]
+        hosts, times, energy, count, rows = [one[keep] for one in (*samples, rows)]
         before = rows[:, _ENERGY_TIME]
         steps = times - before
         known = (before >= 0) & (rows[:, _SOURCE] == source)
         used, is_possible = step_energy(
             *(source, steps, rows[:, _ENERGY], energy, rows[:, _ZONES], count, rows[:, _STEP]),
         )
-        bit = IPMI if source == BY_POWER else RAPL
         known &= is_possible
-        self._share(hosts, before, times, used, known, rows[:, _BUSY_GROWN] * JIFFY_NS, bit, state, cpu_of)
+        busy = rows[:, _BUSY_GROWN] * JIFFY_NS
         shortest = np.where(rows[:, _STEP] > 0, np.minimum(rows[:, _STEP], steps), steps)
+        slots, at = self._on(hosts, state)
+        head = state.head[slots]
+        cpu = cpu_of(slots)
+        grown = np.maximum(cpu - head[:, Head.CPU_MARK], 0)
+        jobs = np.zeros(len(hosts), np.int64)
+        np.add.at(jobs, at, grown)
+        joules = energy_share(used[at], grown, np.maximum(busy, jobs)[at])
+        step = state.runs[slots, RunOf.CLOCK_STEP]
+        within = np.minimum(times[at] + step, head[:, Head.LAST]) - np.maximum(before[at] + step, head[:, Head.START])
+        within = np.where(known[at], np.maximum(within, 0), 0)
+        head[:, Head.JOULES] += np.where(known[at], joules, 0.0).astype(np.int64)
+        of_node = used[at].astype(np.float64) * within / np.maximum(times[at] - before[at], 1)
+        head[:, Head.NODE_JOULES] += np.where(within > 0, of_node, 0.0).astype(np.int64)
+        head[:, Head.ENERGY_S] += within
+        bit = IPMI if source == BY_POWER else RAPL
+        head[:, Head.SOURCE] |= np.where((within > 0) | (known[at] & (grown > 0)), bit, 0)
+        head[:, Head.CPU_MARK] = np.maximum(cpu, head[:, Head.CPU_MARK])
+        state.head[slots] = head
+        state.touched[slots[(within > 0) | (grown > 0)]] = True
         rows[:, _STEP] = np.where(before >= 0, shortest, 0)
         rows[:, _SOURCE], rows[:, _ENERGY], rows[:, _ZONES] = source, energy, count
         rows[:, _ENERGY_TIME], rows[:, _BUSY_GROWN] = times, 0
         self.rows[hosts] = rows
-
-    def _share(
-        self,
-        hosts: Ints,
-        before: Ints,
-        times: Ints,
-        used: Ints,
-        known: Ints,
-        busy: Ints,
-        bit: int,
-        state: FoldState,
-        cpu_of: Callable[[Ints], Ints],
-    ) -> None:
-        slots, at = self._on(hosts, state)
-        if not len(slots):
-            return
-        head = state.head[slots]
-        cpu = cpu_of(slots)
-        grown = np.maximum(cpu - head[:, CPU_MARK], 0)
-        jobs = np.zeros(len(hosts), np.int64)
-        np.add.at(jobs, at, grown)
-        whole = np.maximum(busy, jobs)[at]
-        joules = energy_share(used[at], grown, whole)
-        step = state.runs[slots, CLOCK_STEP]
-        within = np.minimum(times[at] + step, head[:, LAST]) - np.maximum(before[at] + step, head[:, START])
-        within = np.where(known[at], np.maximum(within, 0), 0)
-        head[:, JOULES] += np.where(known[at], joules, 0.0).astype(np.int64)
-        of_node = used[at].astype(np.float64) * within / np.maximum(times[at] - before[at], 1)
-        head[:, NODE_JOULES] += np.where(within > 0, of_node, 0.0).astype(np.int64)
-        head[:, ENERGY_S] += within
-        head[:, SOURCE] |= np.where((within > 0) | (known[at] & (grown > 0)), bit, 0)
-        head[:, CPU_MARK] = np.maximum(cpu, head[:, CPU_MARK])
-        state.head[slots] = head
-        state.touched[slots[(within > 0) | (grown > 0)]] = True
 
 
 def step_energy(
@@ -245,14 +203,9 @@ def step_energy(
 ) -> tuple[Ints, Mask]:
     """Return the energy of steps between samples of nodes, in microjoules, and whether it is known.
 
-    Args:
-        source: of the energy.
-        steps: in seconds.
-        last: counters of zones, energy since the row before, or power in watts, of the sample before.
-        energy: likewise, of this sample.
-        last_count: the number of zones in the sample before; a step with another number is unknown.
-        count: likewise, of this sample.
-        shortest: step of the node, for power: a much longer one is a gap; 0 if there was none.
+    `last` and `energy` are counters of zones, energy since the row before, or power in watts, of the sample before and
+    of this one; a step with another number of zones (`last_count`, `count`) is unknown. `steps` are in seconds, and so
+    is the `shortest` of the node (0 if there was none): of power, a much longer one is a gap.
     """
     known = last_count == count
     if source == BY_POWER:

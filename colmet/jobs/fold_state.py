@@ -15,21 +15,46 @@ from colmet.jobs.footprint import FIELDS as FOOTPRINT_FIELDS
 FORM = 4  # of a packed fold; one of another form is begun again
 MOST_FOLDS = 100_000
 
-# Columns of `FoldState.head`: of the job and its host, its run, its rows, its end; most CPUs and tasks at one time; CPU
-# time at the last energy sample, energy in microjoules, and its sources; when the summary was written. `BEGAN` is the
-# start of the first task, negative if there were rows before it (`START` is then the first one's time), 0 if unknown.
-JOB, HOST, START, BEGAN, FIRST, LAST, SEEN, OVER, USER = range(9)
-MOST_CPUS, MOST_TASKS, NODE_CPUS = range(9, 12)
-CPU_MARK, JOULES, NODE_JOULES, ENERGY_S, SOURCE = range(12, 17)
-WRITTEN = 17
-HEAD_COLUMNS = 18
-# Of the run of the job, see `colmet.common.tables`: its number, and that of the run before, -1 if
-# unknown; when the machine booted, by the clock of the first row, -1 if unknown; that clock less that of the last row.
-RUN, FORMER_RUN, BOOTED, CLOCK_STEP = range(4)
-T_TIME, T_ROWS, T_STEP, T_VOTES = range(4)  # of a table: time of its last row, rows, the usual step between them
-C_LAST, C_TIME, C_GROWN, C_COUNT, C_LEFT = range(5)  # of a counter
-G_LAST, G_MOST, G_SUM, G_HELD, G_COUNT = range(5)  # of a gauge
 _HEADER = struct.Struct("<HHI")  # form, bytes of the user's name, numbers of a whole fold
+
+
+class Head:
+    """Columns of `FoldState.head`.
+
+    `BEGAN` is the start of the first task, negative if there were rows before it (`START` is then the first one's
+    time), 0 if unknown; `CPU_MARK` the CPU time at the last energy sample; energies are in microjoules.
+    """
+
+    JOB, HOST, START, BEGAN, FIRST, LAST, SEEN, OVER, USER, MOST_CPUS, MOST_TASKS, NODE_CPUS = range(12)
+    CPU_MARK, JOULES, NODE_JOULES, ENERGY_S, SOURCE, WRITTEN = range(12, 18)
+
+
+class RunOf:
+    """Columns of `FoldState.runs`, see `colmet.common.tables`; -1 for an unknown value.
+
+    They are the run's number, that of the run before, when the machine booted by the clock of the first row, and that
+    clock less that of the last row.
+    """
+
+    RUN, FORMER_RUN, BOOTED, CLOCK_STEP = range(4)
+
+
+class Rows:
+    """Columns of `FoldState.tables`: time of the last row, rows, the usual step between them, and its majority."""
+
+    TIME, ROWS, STEP, VOTES = range(4)
+
+
+class Count:
+    """Parts of a counter."""
+
+    LAST, TIME, GROWN, COUNT, LEFT = range(5)
+
+
+class Gauge:
+    """Parts of a gauge."""
+
+    LAST, MOST, SUM, HELD, COUNT = range(5)
 
 
 def form_of(packed: bytes) -> int | None:
@@ -41,13 +66,13 @@ class FoldState:
     """Unfinished folds, by slot.
 
     Attributes:
-        head: see `JOB`, shape (slots, ...).
-        tables: of each table, see `T_TIME`.
-        counters: of each table, shape (slots, 5, counters), see `C_LAST`.
-        gauges: of each table, shape (slots, 5, gauges), see `G_LAST`.
+        head: see `Head`, shape (slots, ...).
+        tables: of each table, see `Rows`.
+        counters: of each table, shape (slots, 5, counters), see `Count`.
+        gauges: of each table, shape (slots, 5, gauges), see `Gauge`.
         footprint: see `colmet.jobs.footprint`.
-        runs: see `RUN`.
-        users: names of users; `USER` is an index, -1 if unknown.
+        runs: see `RunOf`.
+        users: names of users; `Head.USER` is an index, -1 if unknown.
         touched: whether a slot has changed since it was saved.
         unwritten: whether it has changed since its summary was written.
     """
@@ -74,8 +99,8 @@ class FoldState:
     def _empty_row(name: tuple[str, str]) -> Ints:
         kind, of = name
         if kind == "head":
-            row = np.zeros(HEAD_COLUMNS, np.int64)
-            row[[USER, MOST_CPUS, MOST_TASKS, NODE_CPUS]] = MISSING_INT
+            row = np.zeros(Head.WRITTEN + 1, np.int64)
+            row[[Head.USER, Head.MOST_CPUS, Head.MOST_TASKS, Head.NODE_CPUS]] = MISSING_INT
             return row
         if kind == "run":
             return np.array([MISSING_INT, MISSING_INT, MISSING_INT, 0], np.int64)
@@ -84,7 +109,7 @@ class FoldState:
         if kind == "footprint":
             return np.full(FOOTPRINT_FIELDS[of].size, FOOTPRINT_FIELDS[of].empty, np.int64)
         count = len(LAYOUTS[of].counters if kind == "counter" else LAYOUTS[of].gauges)
-        missing = (C_LAST, C_TIME) if kind == "counter" else (G_LAST, G_MOST)
+        missing = (Count.LAST, Count.TIME) if kind == "counter" else (Gauge.LAST, Gauge.MOST)
         rows = np.zeros((5, count), np.int64)
         rows[list(missing)] = MISSING_INT
         return rows
@@ -153,7 +178,7 @@ class FoldState:
         is_kept = (whole != self._empty_numbers().view(np.uint8)).any(axis=0)
         bits = zlib.compress(np.packbits(is_kept).tobytes())
         kept = whole[:, np.flatnonzero(is_kept)]
-        for row, user_at in zip(kept, numbers[:, USER].tolist()):
+        for row, user_at in zip(kept, numbers[:, Head.USER].tolist()):
             user = self.users[user_at].encode() if user_at >= 0 else b""
             yield _HEADER.pack(FORM, len(user), numbers.shape[1]) + user + bits + row.tobytes()
 
@@ -183,7 +208,7 @@ class FoldState:
         for name, empty in self._empty.items():
             self._arrays[name][slot] = whole[at : at + empty.size].reshape(empty.shape)
             at += empty.size
-        self.head[slot, HOST] = host
-        self.head[slot, USER] = self.user(user) if user else MISSING_INT
-        self.unwritten[slot] = self.head[slot, WRITTEN] != self.head[slot, LAST]
+        self.head[slot, Head.HOST] = host
+        self.head[slot, Head.USER] = self.user(user) if user else MISSING_INT
+        self.unwritten[slot] = self.head[slot, Head.WRITTEN] != self.head[slot, Head.LAST]
         return slot

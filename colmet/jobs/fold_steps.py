@@ -9,39 +9,18 @@ from colmet.common.measures import JOB_GPUS
 from colmet.common.schema import MISSING_INT
 from colmet.jobs import fold_layout as layout
 from colmet.jobs.fold_layout import LAYOUTS, Floats, Ints, Mask, TableLayout
-from colmet.jobs.fold_state import (
-    BEGAN,
-    C_COUNT,
-    C_GROWN,
-    C_LAST,
-    C_LEFT,
-    C_TIME,
-    FIRST,
-    G_COUNT,
-    G_HELD,
-    G_LAST,
-    G_MOST,
-    G_SUM,
-    LAST,
-    MOST_CPUS,
-    MOST_TASKS,
-    NODE_CPUS,
-    START,
-    T_STEP,
-    T_VOTES,
-    FoldState,
-)
+from colmet.jobs.fold_state import Count, FoldState, Gauge, Head, Rows
 
 
 def most_growth(kind: int, head: Ints) -> Floats:
     """Return the most seconds that a counter can grow by in a second; infinite if unknown."""
     if kind == layout.TIME:
         return np.ones(len(head))
-    own, of_node = head[:, MOST_CPUS], head[:, NODE_CPUS]
+    own, of_node = head[:, Head.MOST_CPUS], head[:, Head.NODE_CPUS]
     cpus = np.where(own > 0, own, of_node)
     most = cpus
     if kind in (layout.TASKS, layout.WAIT):
-        tasks = head[:, MOST_TASKS]
+        tasks = head[:, Head.MOST_TASKS]
         most = np.where(tasks > 0, np.maximum(tasks, cpus), 0 if kind == layout.WAIT else cpus)
     return np.where(most > 0, most.astype(np.float64), np.inf)
 
@@ -57,9 +36,9 @@ def with_busy(values: Ints) -> Ints:
 def peaks(gauges: Ints, values: Ints) -> Mask:
     """Add the parts of gauges that do not depend on the order; return which values are present."""
     present = values >= 0
-    np.maximum(gauges[:, G_MOST], values, out=gauges[:, G_MOST])
-    _add(gauges[:, G_SUM], values, present)
-    gauges[:, G_COUNT] += present
+    np.maximum(gauges[:, Gauge.MOST], values, out=gauges[:, Gauge.MOST])
+    _add(gauges[:, Gauge.SUM], values, present)
+    gauges[:, Gauge.COUNT] += present
     return present
 
 
@@ -73,20 +52,20 @@ def gauges_step(table: TableLayout, arrays: Ints, slots: Ints, since: Ints, valu
     at = _place(slots)
     gauges = arrays[at]
     present = peaks(gauges, values)
-    _add(gauges[:, G_HELD], (values >> table.shifts) * since[:, None], present)
-    np.copyto(gauges[:, G_LAST], values, where=present)
+    _add(gauges[:, Gauge.HELD], (values >> table.shifts) * since[:, None], present)
+    np.copyto(gauges[:, Gauge.LAST], values, where=present)
     if at is slots:
         arrays[slots] = gauges
 
 
 def vote(counted: Ints, steps: Ints) -> None:
-    """Count the steps between rows: the one of the majority remains in `T_STEP`."""
-    step, votes = counted[:, T_STEP], counted[:, T_VOTES]
+    """Count the steps between rows: the one of the majority remains in `Rows.STEP`."""
+    step, votes = counted[:, Rows.STEP], counted[:, Rows.VOTES]
     is_step = steps > 0
     is_same = steps == step
     none = is_step & ~is_same & (votes == 0)
-    counted[:, T_STEP] = np.where(none, steps, step)
-    counted[:, T_VOTES] = np.where(is_step, np.where(is_same | none, votes + 1, votes - 1), votes)
+    counted[:, Rows.STEP] = np.where(none, steps, step)
+    counted[:, Rows.VOTES] = np.where(is_step, np.where(is_same | none, votes + 1, votes - 1), votes)
 
 
 def possible_growth(
@@ -94,13 +73,8 @@ def possible_growth(
 ) -> tuple[Ints, Mask, Mask]:
     """Return the growth of counters since their last values, whether it is possible, and which values are present.
 
-    Args:
-        table: the columns.
-        head: of the slot of each row, or of the slot of all, see `FoldState.head`.
-        times: of the rows, shape (n,).
-        values: shape (n, counters); -1 for a missing one.
-        last: the values before; -1 for none: the counter then grew from 0, or if it is of a node by an unknown amount.
-        last_times: of these.
+    `values` and `last`, shape (n, counters), are -1 if missing: without a last value a counter grew from 0, or if it is
+    of a node by an unknown amount. `head` is of the slot of each row, or of the slot of all.
     """
     present, fresh = values >= 0, last < 0
     grown = values - last
@@ -108,9 +82,9 @@ def possible_growth(
     if has_fresh:
         np.copyto(grown, 0 if table.is_of_node else values, where=fresh)
     good = present & (grown >= 0)
-    known = head[:, BEGAN] > 0
-    whole = np.where(known, (times - head[:, START]).astype(np.float64), np.inf)  # since the counter was 0
-    elapsed = np.where(known, whole, times - head[:, FIRST])
+    known = head[:, Head.BEGAN] > 0
+    whole = np.where(known, (times - head[:, Head.START]).astype(np.float64), np.inf)  # since the counter was 0
+    elapsed = np.where(known, whole, times - head[:, Head.FIRST])
     for kind, where in table.groups:
         most = most_growth(kind, head)[:, None]
         since = elapsed[:, None] if kind in (layout.TASKS, layout.WAIT) else times[:, None] - last_times[:, where]
@@ -126,15 +100,15 @@ def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints
     """Add the growth of counters in one row of each slot, where it is possible."""
     at = _place(slots)
     counters = state.counters[table.name][at]
-    last, last_times = counters[:, C_LAST], counters[:, C_TIME]
+    last, last_times = counters[:, Count.LAST], counters[:, Count.TIME]
     grown, good, present = possible_growth(table, state.head[slots], times, values, last, last_times)
-    _add(counters[:, C_GROWN], grown, good)
-    counters[:, C_COUNT] += present
+    _add(counters[:, Count.GROWN], grown, good)
+    counters[:, Count.COUNT] += present
     left = present & ~good
     if left.any():
-        counters[:, C_LEFT] += left & (grown > 0)
-    np.copyto(counters[:, C_LAST], values, where=present)
-    np.copyto(counters[:, C_TIME], times[:, None], where=present)
+        counters[:, Count.LEFT] += left & (grown > 0)
+    np.copyto(counters[:, Count.LAST], values, where=present)
+    np.copyto(counters[:, Count.TIME], times[:, None], where=present)
     if at is slots:
         state.counters[table.name][slots] = counters
 
@@ -144,17 +118,8 @@ def counters_in_order(
 ) -> Ints:
     """Add the growth of counters in successive rows of one slot, as `counters_step` does row by row.
 
-    Returns:
-        The growth of one of the counters in each row.
-
-    Args:
-        state: to change.
-        table: the columns.
-        slot: of all rows.
-        times: of the rows, ascending, shape (n,).
-        values: shape (n, counters); -1 for a missing one.
-        is_whole: whether the counters grew from 0; else their first values count nothing.
-        place: of the counter whose growth is returned.
+    Without `is_whole` the counters did not grow from 0, and their first values count nothing. Return the growth of the
+    counter at `place` in each row.
     """
     counters = state.counters[table.name][slot]
     present = values >= 0
@@ -163,25 +128,25 @@ def counters_in_order(
         return np.zeros(len(times), np.int64)
     table, some, own = table.part(columns), values.T[columns].T, counters[:, columns]
     if present[:, columns].all():
-        last = np.concatenate([own[[C_LAST]], some[:-1]])
-        last_times = np.concatenate([own[[C_TIME]], np.broadcast_to(times[:-1, None], last[1:].shape)])
+        last = np.concatenate([own[[Count.LAST]], some[:-1]])
+        last_times = np.concatenate([own[[Count.TIME]], np.broadcast_to(times[:-1, None], last[1:].shape)])
         end = np.full(len(columns), len(times) - 1)
     else:
         latest = np.maximum.accumulate(np.where(some >= 0, np.arange(len(times))[:, None], -1), axis=0)
         before, end = np.concatenate([np.full((1, len(columns)), -1), latest[:-1]]), latest[-1]
         at = np.maximum(before, 0)
-        last = np.where(before >= 0, np.take_along_axis(some, at, 0), own[C_LAST])
-        last_times = np.where(before >= 0, times[at], own[C_TIME])
-    is_first = own[C_LAST] < 0
+        last = np.where(before >= 0, np.take_along_axis(some, at, 0), own[Count.LAST])
+        last_times = np.where(before >= 0, times[at], own[Count.TIME])
+    is_first = own[Count.LAST] < 0
     if not is_whole:
         fresh = last < 0
         last, last_times = np.where(fresh, some, last), np.where(fresh, times[:, None], last_times)
     growth, good, is_there = possible_growth(table, state.head[[slot]], times, some, last, last_times)
-    own[C_LEFT] += (is_there & ~good & (growth > 0)).sum(axis=0)
+    own[Count.LEFT] += (is_there & ~good & (growth > 0)).sum(axis=0)
     growth = np.where(good, growth, 0)
-    own[C_GROWN] += growth.sum(axis=0)
-    own[C_COUNT] += is_there.sum(axis=0) - (is_first if not is_whole else 0)
-    own[C_TIME], own[C_LAST] = times[end], some[end, np.arange(len(columns))]
+    own[Count.GROWN] += growth.sum(axis=0)
+    own[Count.COUNT] += is_there.sum(axis=0) - (is_first if not is_whole else 0)
+    own[Count.TIME], own[Count.LAST] = times[end], some[end, np.arange(len(columns))]
     counters[:, columns] = own
     return np.asarray(growth[:, columns == place].sum(axis=1))
 
@@ -189,12 +154,12 @@ def counters_in_order(
 def gauges_in_order(table: TableLayout, gauges: Ints, since: Ints, values: Ints) -> None:
     """Add the values of gauges in successive rows of one slot, as `gauges_step` does row by row."""
     present = values >= 0
-    gauges[G_MOST] = np.maximum(gauges[G_MOST], values.max(axis=0))
-    gauges[G_SUM] += np.where(present, values, 0).sum(axis=0)
-    gauges[G_HELD] += np.where(present, (values >> table.shifts) * since[:, None], 0).sum(axis=0)
-    gauges[G_COUNT] += present.sum(axis=0)
+    gauges[Gauge.MOST] = np.maximum(gauges[Gauge.MOST], values.max(axis=0))
+    gauges[Gauge.SUM] += np.where(present, values, 0).sum(axis=0)
+    gauges[Gauge.HELD] += np.where(present, (values >> table.shifts) * since[:, None], 0).sum(axis=0)
+    gauges[Gauge.COUNT] += present.sum(axis=0)
     end = np.where(present, np.arange(len(values))[:, None], -1).max(axis=0)
-    gauges[G_LAST] = np.where(end >= 0, values[end, np.arange(len(end))], gauges[G_LAST])
+    gauges[Gauge.LAST] = np.where(end >= 0, values[end, np.arange(len(end))], gauges[Gauge.LAST])
 
 
 def late_counters(state: FoldState, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
@@ -205,17 +170,17 @@ def late_counters(state: FoldState, table: TableLayout, slots: Ints, times: Ints
     was set between them, or the whole value in the time of the job.
     """
     head, counters = state.head[slots], state.counters[table.name][slots]
-    last, step = counters[:, C_LAST], state.tables[table.name][slots, T_STEP]
-    grew = (last >= 0) & (values > last) & (counters[:, C_GROWN] == last)
-    elapsed = (head[:, LAST] - np.minimum(head[:, START], head[:, FIRST]))[:, None]
-    since = times[:, None] - counters[:, C_TIME]
+    last, step = counters[:, Count.LAST], state.tables[table.name][slots, Rows.STEP]
+    grew = (last >= 0) & (values > last) & (counters[:, Count.GROWN] == last)
+    elapsed = (head[:, Head.LAST] - np.minimum(head[:, Head.START], head[:, Head.FIRST]))[:, None]
+    since = times[:, None] - counters[:, Count.TIME]
     since = np.where(since > 0, since, np.maximum(step, 0)[:, None])
     for kind, where in table.groups:
         most, factors = most_growth(kind, head)[:, None], table.factors[where]
         grown = (values - last)[:, where] * factors
         is_possible = grown <= most * (since[:, where] + SLACK_S) * ROUNDING
         grew[:, where] &= is_possible | (values[:, where] * factors <= most * (elapsed + SLACK_S) * ROUNDING)
-    for part, news in ((C_LAST, values), (C_GROWN, values), (C_TIME, times[:, None])):
+    for part, news in ((Count.LAST, values), (Count.GROWN, values), (Count.TIME, times[:, None])):
         np.copyto(counters[:, part], news, where=grew)
     state.counters[table.name][slots] = counters
 

@@ -54,15 +54,8 @@ def add(
 ) -> None:
     """Add a sample of each slot.
 
-    Args:
-        fields: arrays of `FIELDS`, by slot.
-        slots: each once.
-        start: of the job.
-        began: whether the start is known.
-        now: time of the sample.
-        cpu: CPU time since the start in ns.
-        memory: in bytes; -1 if unknown.
-        gpu: percent of one GPU; -1 if unknown.
+    `fields` are arrays of `FIELDS`; `began` is above 0 if the start is known; `cpu` is the CPU time since then in ns,
+    -1 if unknown, `memory` in bytes, and `gpu` in percent of one GPU.
     """
     scale = fields["scale"][slots]
     at = np.maximum(now - start, 0)

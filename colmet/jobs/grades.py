@@ -1,8 +1,8 @@
 """Grades of what a job used of what it held: the one definition for reports, lists and the page.
 
 A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored. A bad one
-comes with a sentence that says what to do (`grade_advice` of the report), and a good one is not said of what an advice
-blames.
+comes with a sentence that says what to do (`complete_advice` of the report), and a good one is not said of what an
+advice blames.
 """
 
 from __future__ import annotations
@@ -49,15 +49,10 @@ class Judged(NamedTuple):
 
 
 def grade(what: str, share: Number, job: Judged) -> str:
-    """Return the grade of a used share; empty if it cannot be judged.
+    """Return the grade of a used share of what the job held or of its walltime; empty if it cannot be judged.
 
     There is none without enough samples or half a minute of wall time, of memory and walltime while the job runs, of
     walltime if the job failed or was cancelled, and where an advice says the opposite.
-
-    Args:
-        what: ``cores``, ``memory``, ``gpus`` or ``walltime``.
-        share: of what the job held; of walltime, of the requested. None if unknown.
-        job: the rest that counts.
     """
     if what == MEMORY and (job.state == OUT_OF_MEMORY or (job.is_killed and (share is None or share >= MEMORY_HIGH))):
         return EXCEEDED
@@ -85,27 +80,18 @@ def grade_of_usage(group: UsageGroup) -> str | None:
     return grade(CORES, group.cpu_ratio, Judged("", False, LEAST_WALL_S, True, False)) or None
 
 
-class _Graded(NamedTuple):
-    """A grade in answers."""
-
-    what: str
-    share: str  # name of the graded value
-    column: JobColumn
-
-
-def _column(name: str, what: str, share: str, of: str) -> _Graded:
-    text = f"Grade of {of}: good, low, poor or exceeded; missing if it cannot be judged."
-    return _Graded(what, share, JobColumn(name, TEXT, "", text))
-
-
-_GRADED = (
-    _column("cpu_grade", CORES, "cpu_ratio", "cpu_ratio"),
-    _column("memory_grade", MEMORY, "memory_used_ratio", "memory_used_ratio"),
-    _column("gpu_grade", GPUS, "gpu_ratio", "gpu_ratio"),
-    _column("walltime_grade", WALLTIME, "walltime_ratio", "walltime_ratio"),
-)
-GRADES: Mapping[str, JobColumn] = {one.column.name: one.column for one in _GRADED}  # as columns of answers
-NEEDED = ("state", "wall_s", "rules", "oom_kills", *[one.share for one in _GRADED])  # columns of the archive
+# Grades in answers: what is graded, and the column with its share.
+_GRADED = {
+    "cpu_grade": (CORES, "cpu_ratio"),
+    "memory_grade": (MEMORY, "memory_used_ratio"),
+    "gpu_grade": (GPUS, "gpu_ratio"),
+    "walltime_grade": (WALLTIME, "walltime_ratio"),
+}
+_HELP = "Grade of {}: good, low, poor or exceeded; missing if it cannot be judged."
+GRADES: Mapping[str, JobColumn] = {
+    name: JobColumn(name, TEXT, "", _HELP.format(share)) for name, (_, share) in _GRADED.items()
+}
+NEEDED = ("state", "wall_s", "rules", "oom_kills", *[share for _, share in _GRADED.values()])  # columns of the archive
 
 
 def grades_of(row: Summary) -> Row:
@@ -120,10 +106,9 @@ def grades_of(row: Summary) -> Row:
         rules=str(row["rules"] or "").split(),
     )
     found: Row = {}
-    for one in _GRADED:
-        share = row[one.share]
-        number = float(share) if isinstance(share, (int, float)) else None
-        found[one.column.name] = grade(one.what, number, job) or None
+    for name, (what, share) in _GRADED.items():
+        value = row[share]
+        found[name] = grade(what, float(value) if isinstance(value, (int, float)) else None, job) or None
     return found
 
 
@@ -134,13 +119,10 @@ def graded_jobs(
     if not GRADES.keys() & set(columns):
         return archive.jobs(where, columns, sort, descending, offset, limit)
     page = archive.jobs(where, stored(columns), sort, descending, offset, limit)
-    return page._replace(rows=[_picked({**row, **grades_of(row)}, columns) for row in page.rows])
+    rows = [{**row, **grades_of(row)} for row in page.rows]
+    return page._replace(rows=[{name: row[name] for name in columns} for row in rows])
 
 
 def stored(columns: Iterable[str]) -> list[str]:
     """Return the columns to be read for some columns with grades."""
     return list(dict.fromkeys([*[name for name in columns if name not in GRADES], *NEEDED]))
-
-
-def _picked(row: Row, columns: Sequence[str]) -> Row:
-    return {name: row[name] for name in columns}

@@ -16,22 +16,9 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from colmet.common.measures import ALL, MAX, SUM
-from colmet.jobs import footprint
+from colmet.jobs import columns, footprint
 from colmet.jobs.advice import advise, withheld
-from colmet.jobs.columns import (
-    ADVICE,
-    FIRST,
-    FOOTPRINT,
-    INTEGER,
-    MEASURED,
-    OWN,
-    RUNNING,
-    SAME,
-    JobColumn,
-    Summary,
-    Value,
-    whole_of,
-)
+from colmet.jobs.columns import JobColumn, Summary, Value, whole_of
 from colmet.jobs.footprint import Footprint
 from colmet.jobs.summary_report import footprints_of, report_of
 
@@ -115,7 +102,7 @@ def _owner(host: Summary, records: Sequence[Summary], listed: Sequence[Collectio
 
 def _overlap(host: Summary, record: Summary) -> bool:
     started, ended = whole_of(record.get("started")), record.get("ended")
-    if ended is None and record.get("state") != RUNNING:
+    if ended is None and record.get("state") != columns.RUNNING:
         ended = record.get("last") or started
     is_before_end = ended is None or whole_of(host.get("start")) <= whole_of(ended) + NEAR_S
     return whole_of(host.get("last")) >= started - NEAR_S and is_before_end
@@ -149,8 +136,8 @@ def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
     hosts = sorted(run, key=lambda one: str(one["host"]))
     found = job_figures(hosts)
     curves = footprints_of(hosts)
-    found[FOOTPRINT.name] = _footprint(hosts, curves)
-    found[ADVICE.name] = advice_of(found, hosts, curves)
+    found[columns.FOOTPRINT.name] = _footprint(hosts, curves)
+    found[columns.ADVICE.name] = advice_of(found, hosts, curves)
     return found
 
 
@@ -158,7 +145,7 @@ def job_figures(hosts: Sequence[Summary]) -> dict[str, Value]:
     """Return the figures of a job from those of all its hosts."""
     start = min(whole_of(one.get("start")) for one in hosts)
     found: dict[str, Value] = {"job": hosts[0]["job"], "start": start}
-    for column in MEASURED:
+    for column in columns.MEASURED:
         found[column.name] = _folded(column, [one.get(column.name) for one in hosts])
     found["wall_s"] = float(max(whole_of(one.get("last")) for one in hosts) - start)
     used, held = found["cpu_s"], found["core_s"]
@@ -175,7 +162,7 @@ def job_figures(hosts: Sequence[Summary]) -> dict[str, Value]:
 def _footprint(hosts: Sequence[Summary], curves: Sequence[tuple[Summary, Footprint]]) -> Value:
     """Return the curves of all hosts together."""
     if len(hosts) == 1:
-        return hosts[0].get(FOOTPRINT.name)
+        return hosts[0].get(columns.FOOTPRINT.name)
     summed = footprint.summed([(whole_of(one.get("start")), found) for one, found in curves])
     return None if summed is None else footprint.encode(summed)
 
@@ -184,14 +171,14 @@ def _folded(column: JobColumn, values: Sequence[Value]) -> Value:
     """Return the value of a job from those of its hosts."""
     known: list[Any] = [value for value in values if value is not None]
     how = column.hosts
-    if how == OWN or not known or (how == ALL and len(known) < len(values)):
+    if how == columns.OWN or not known or (how == ALL and len(known) < len(values)):
         return None
     if how in (SUM, ALL):
-        return sum(known) if column.kind == INTEGER else math.fsum(known)
-    if how == SAME:
+        return sum(known) if column.kind == columns.INTEGER else math.fsum(known)
+    if how == columns.SAME:
         names = {named_user(value) for value in known}
         return names.pop() if len(names) == 1 else None
-    found: Value = known[0] if how == FIRST else max(known) if how == MAX else min(known)
+    found: Value = known[0] if how == columns.FIRST else max(known) if how == MAX else min(known)
     return found
 
 

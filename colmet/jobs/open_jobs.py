@@ -15,24 +15,7 @@ from colmet.common.schema import Batch
 from colmet.common.wire.limits import MAX_JOBS
 from colmet.jobs.fold_layout import Ints, Mask, TablePart
 from colmet.jobs.fold_nodes import NodeFolds
-from colmet.jobs.fold_state import (
-    BEGAN,
-    CLOCK_STEP,
-    FIRST,
-    FORMER_RUN,
-    HOST,
-    JOB,
-    LAST,
-    MOST_FOLDS,
-    OVER,
-    RUN,
-    SEEN,
-    START,
-    T_STEP,
-    T_TIME,
-    FoldState,
-)
-from colmet.jobs.slot_index import SlotIndex
+from colmet.jobs.fold_state import MOST_FOLDS, FoldState, Head, Rows, RunOf
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 # For rows without the number of their run: rows of a job after such a pause are of another run, unless its first task
@@ -46,16 +29,11 @@ SILENT_S = 3600  # by the time of reception, after which a job on a silent node 
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
 KEPT_SILENT_S = 4 * DAY_S  # and of a silent node, by the time of reception: its agent may be away over a weekend
 KEPT_HEARD_S = DAY_S  # and of a node that goes on sending without rows of the job, whatever its clock
-FEW_ROWS = 64  # looked up one by one
 _NEVER = (-1,)  # no list of jobs
 
 
 class OpenJobs:
     """The jobs on all hosts whose folds are open.
-
-    Args:
-        state: their folds.
-        nodes: the hosts.
 
     Attributes:
         dropped: slots whose fold ends with the next `release`.
@@ -68,7 +46,6 @@ class OpenJobs:
         self.open_on: dict[int, dict[int, int]] = {}
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
-        self._index: SlotIndex | None = None  # of `open_on`; None after a change
         self._shares = Shares(MOST_FOLDS)  # by host, with the dropped slots
 
     def indices_of(self, names: Sequence[str]) -> list[int]:
@@ -77,7 +54,7 @@ class OpenJobs:
         for name in names:
             index = self.nodes.index(name)
             if index < 0:
-                busy = {*found, *self.open_on, *self.state.head[self.dropped, HOST].tolist()}
+                busy = {*found, *self.open_on, *self.state.head[self.dropped, Head.HOST].tolist()}
                 for idle in self.nodes.forget(busy):
                     self._listed.pop(idle, None)
                     self._changed.discard(idle)
@@ -90,10 +67,6 @@ class OpenJobs:
         for other, slots in known:
             if np.array_equal(part.jobs, other.jobs) and np.array_equal(part.hosts, other.hosts):
                 return slots.copy()
-        if len(part.jobs) >= FEW_ROWS and self._index is None:
-            self._index = SlotIndex.of(self.open_on)
-        if len(part.jobs) >= FEW_ROWS and self._index is not None and self._index.serves(part.jobs):
-            return self._index.slots_of(part.hosts, part.jobs)
         open_on = self.open_on
         nothing: dict[int, int] = {}
         found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
@@ -102,17 +75,13 @@ class OpenJobs:
     def end_other_runs(self, part: TablePart, slots: Ints, btimes: Ints | None, same: set[int]) -> list[int]:
         """End runs whose rows here are of another run of the same job id; return their slots, -1 for the rows now.
 
-        Rows have the number of their run. Those of older nodes do not: their times decide, and their first tasks.
-
-        Args:
-            part: the rows.
-            slots: of the rows.
-            btimes: starts of their first tasks; None for another table.
-            same: slots whose first task is an earlier one than their last row: after a pause they are of the same run.
+        Rows have the number of their run. Those of older nodes do not: their times decide, and the starts of their
+        first tasks (`btimes`; None for another table). `same` are slots whose first task is an earlier one than their
+        last row: after a pause they are of the same run.
         """
         head = self.state.head
         there = np.flatnonzero(slots >= 0)
-        last = head[slots[there], LAST]
+        last = head[slots[there], Head.LAST]
         times = part.times[there]
         is_known, is_new = self._known_runs(part, slots, there)
         other = times - last > DAY_S
@@ -121,10 +90,10 @@ class OpenJobs:
             is_same = other & (began > times - OLDEST_S) & (began <= last)
             same.update(slots[there[is_same]].tolist())
             # a cgroup may be there, and measured, before its first task: OAR's is for seconds
-            had_tasks = self.state.tables[TASKS_TABLE][slots[there], T_TIME] >= 0
-            was = had_tasks | (head[slots[there], OVER] > 0)
+            had_tasks = self.state.tables[TASKS_TABLE][slots[there], Rows.TIME] >= 0
+            was = had_tasks | (head[slots[there], Head.OVER] > 0)
             # on a busy node a row is read seconds after its time: its first task may be younger than the row
-            was &= np.abs(began - np.abs(head[slots[there], BEGAN])) > 1
+            was &= np.abs(began - np.abs(head[slots[there], Head.BEGAN])) > 1
             other = (other & ~is_same) | (was & (began > last) & (began <= times + 1) & (times > last))
         elif same and other.any():
             other &= ~np.isin(slots[there], list(same))
@@ -145,13 +114,13 @@ class OpenJobs:
         """
         runs = self.state.runs[slots[there]]
         if part.name not in WITH_RUNS:
-            is_known = runs[:, RUN] > 0
+            is_known = runs[:, RunOf.RUN] > 0
             return is_known, np.zeros(len(there), np.bool_)
         own = part.values[there, -2]
-        is_known = (own > 0) & (runs[:, RUN] > 0)
-        is_former = is_known & (own == runs[:, FORMER_RUN])
+        is_known = (own > 0) & (runs[:, RunOf.RUN] > 0)
+        is_former = is_known & (own == runs[:, RunOf.FORMER_RUN])
         slots[there[is_former]] = FORMER
-        return is_known, is_known & (own != runs[:, RUN]) & ~is_former
+        return is_known, is_known & (own != runs[:, RunOf.RUN]) & ~is_former
 
     def begin(self, job: int, host: int, first: int, btime: int, before: tuple[int, int] | None, now: int) -> None:
         """Begin the fold of a run; `before` are the number and the start of the one before, if it ends here."""
@@ -164,13 +133,12 @@ class OpenJobs:
             return
         is_known = first - OLDEST_S < btime <= first + 1
         row = self.state.head[slot]
-        row[[JOB, HOST, FIRST, LAST, SEEN]] = job, host, first, first, now
-        row[START], row[BEGAN] = (min(btime, first), btime) if is_known else (first, 0)
+        row[[Head.JOB, Head.HOST, Head.FIRST, Head.LAST, Head.SEEN]] = job, host, first, first, now
+        row[Head.START], row[Head.BEGAN] = (min(btime, first), btime) if is_known else (first, 0)
         if before is not None:
-            self.state.runs[slot, FORMER_RUN] = before[0]
-            row[START] = max(row[START], before[1] + 1)  # two runs of a second have two keys
+            self.state.runs[slot, RunOf.FORMER_RUN] = before[0]
+            row[Head.START] = max(row[Head.START], before[1] + 1)  # two runs of a second have two keys
         self.open_on.setdefault(host, {})[job] = slot
-        self._index = None
         self._changed.add(host)
 
     def _take(self, host: int) -> int:
@@ -183,7 +151,7 @@ class OpenJobs:
         if there and (len(there) >= MAX_JOBS or self._shares.room(name) <= 0):
             slots = np.array(list(there.values()))
             head = self.state.head[slots]
-            oldest = int(slots[np.lexsort((head[:, SEEN], head[:, OVER] == 0))[0]])
+            oldest = int(slots[np.lexsort((head[:, Head.SEEN], head[:, Head.OVER] == 0))[0]])
             self.end(oldest)
             self.forget(oldest)
         if self._shares.room(name) <= 0 or self._shares.held(name) >= 2 * MAX_JOBS:
@@ -201,7 +169,6 @@ class OpenJobs:
         if slot >= 0:
             self._shares.hold(host, 1)
             self.open_on.setdefault(at, {})[job] = slot
-            self._index = None
         return slot
 
     def note_listings(self, batches: Sequence[Batch], hosts: Ints, seen: Ints) -> None:
@@ -224,8 +191,8 @@ class OpenJobs:
         head = self.state.head
         if batch.jobs is None:
             for slot in there.values():
-                step = max([int(one[slot, T_STEP]) for one in self.state.tables.values()])
-                self._set_over(slot, time - int(head[slot, LAST]) > max(NO_LIST_PERIODS * step, NO_LIST_S))
+                step = max([int(one[slot, Rows.STEP]) for one in self.state.tables.values()])
+                self._set_over(slot, time - int(head[slot, Head.LAST]) > max(NO_LIST_PERIODS * step, NO_LIST_S))
         else:
             listed = set(batch.jobs)
             for job, slot in there.items():
@@ -235,8 +202,8 @@ class OpenJobs:
 
     def _set_over(self, slot: int, over: bool) -> None:
         head = self.state.head
-        if bool(head[slot, OVER]) != over:
-            head[slot, OVER] = over
+        if bool(head[slot, Head.OVER]) != over:
+            head[slot, Head.OVER] = over
             self.state.touched[slot] = True
 
     def end(self, slot: int) -> None:
@@ -247,16 +214,16 @@ class OpenJobs:
         """End the jobs of silent nodes, and drop the folds of jobs that have long been over; `now` as `seen`."""
         state = self.state
         head = state.head
-        silent = state.used & (head[:, OVER] == 0) & (now - head[:, SEEN] > SILENT_S)
+        silent = state.used & (head[:, Head.OVER] == 0) & (now - head[:, Head.SEEN] > SILENT_S)
         for slot in np.flatnonzero(silent).tolist():
             self.end(slot)
-            self._changed.add(int(head[slot, HOST]))
-        host_time = self.nodes.times(head[:, HOST])
-        old = state.used & (head[:, OVER] > 0)
+            self._changed.add(int(head[slot, Head.HOST]))
+        host_time = self.nodes.times(head[:, Head.HOST])
+        old = state.used & (head[:, Head.OVER] > 0)
         old &= (
             (host_time - self._last_times() > KEPT_S)
-            | (now - head[:, SEEN] > KEPT_SILENT_S)
-            | (self.nodes.seen(head[:, HOST]) - head[:, SEEN] > KEPT_HEARD_S)
+            | (now - head[:, Head.SEEN] > KEPT_SILENT_S)
+            | (self.nodes.seen(head[:, Head.HOST]) - head[:, Head.SEEN] > KEPT_HEARD_S)
         )
         for slot in np.flatnonzero(old).tolist():
             self.forget(slot)
@@ -264,28 +231,27 @@ class OpenJobs:
     def end_gone(self) -> None:
         """End the jobs whose nodes have later rows without them: stored rows have no lists of jobs."""
         head = self.state.head
-        gone = self.state.used & (self.nodes.times(head[:, HOST]) > self._last_times())
+        gone = self.state.used & (self.nodes.times(head[:, Head.HOST]) > self._last_times())
         for slot in np.flatnonzero(gone).tolist():
             self.end(slot)
 
     def _last_times(self) -> Ints:
         """Return the time of the last row of each slot, by the clock of then."""
-        return np.asarray(self.state.head[:, LAST] - self.state.runs[:, CLOCK_STEP])
+        return np.asarray(self.state.head[:, Head.LAST] - self.state.runs[:, RunOf.CLOCK_STEP])
 
     def forget(self, slot: int) -> None:
         """Give up a fold after its last summary is written."""
-        job, host = int(self.state.head[slot, JOB]), int(self.state.head[slot, HOST])
+        job, host = int(self.state.head[slot, Head.JOB]), int(self.state.head[slot, Head.HOST])
         there = self.open_on.get(host, {})
         if there.get(job) == slot:
             del there[job]
-            self._index = None
             if not there:
                 del self.open_on[host]
             self.dropped.append(slot)
 
     def release(self) -> None:
         """Free the slots of dropped folds."""
-        for host in self.state.head[self.dropped, HOST].tolist():
+        for host in self.state.head[self.dropped, Head.HOST].tolist():
             self._shares.hold(self.nodes.names[host], -1)
         self.state.release(self.dropped)
         self.dropped = []

@@ -5,34 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from colmet.common.lines import JobCompleteness, Line
-from colmet.jobs import footprint
+from colmet.jobs import figures, footprint
 from colmet.jobs.advice import BECAUSE, withheld
 from colmet.jobs.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary, whole_of
-from colmet.jobs.figures import (
-    Advice,
-    BatchFacts,
-    Bound,
-    Cpu,
-    Curve,
-    Energy,
-    GpuUse,
-    HostFigures,
-    InputOutput,
-    MemoryUse,
-    Number,
-    Report,
-    Shared,
-    Whereabouts,
-    ratio,
-)
+from colmet.jobs.figures import Number, Report
 from colmet.jobs.footprint import Footprint
 
+_FULLNESS = ("memory_ratio", "memory_peak")
 _CURVES = (("cpu", "CPU", "cores"), ("memory", "Memory", "bytes"), ("gpu", "GPU", "percent"))
 _BOUNDS = {"cpu": "cpus", "memory": "memory_limit"}  # of a host
 METHOD = "from sample to sample, each node's is shared by CPU time among its jobs and what no job used"
@@ -43,25 +28,20 @@ def report_of(
 ) -> Report:
     """Return the report of a job, without what only its rows show; the advice is the stored one.
 
-    Args:
-        job: the summary of the whole job.
-        hosts: those of its hosts; with footprints, the report has curves.
-        curves: their footprints, if they are decoded already.
+    It has curves if the hosts have footprints, or these are given in `curves`, decoded.
     """
-    figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
+    on_hosts = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
     start = whole_of(job.get("start"))
     end = whole_of(job.get("last")) or max(start, whole_of(job.get("ended")))  # without rows: by the batch system
-    is_over = job.get("state") not in (
-        None,
-        "",
-        RUNNING,
-        ENDED,
-    )  # by the batch system, which may know it before the nodes
+    # by the batch system, which may know it before the nodes
+    is_over = job.get("state") not in (None, "", RUNNING, ENDED)
     runs = not is_over and bool(job.get("is_running") or (job.get("last") is None and job.get("state") == RUNNING))
     peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
     # with the CPU time of some hosts only, a part would be taken for the whole
     is_known = all(_number(one, "cpu_s") is not None for one in hosts) or _number(job, "cpu_s") is None
-    fullest = max(peaks, key=_fullness, default=None)
+    fullest = max(peaks, key=lambda one: [_number(one, name) or 0.0 for name in _FULLNESS], default=None)
+    of_nodes, own = _number(job, "node_joules"), _number(job, "joules")
+    full: Summary = {} if fullest is None else fullest
     report = Report(
         job=whole_of(job.get("job")),
         user=str(job.get("owner") or job.get("user") or ""),
@@ -73,105 +53,74 @@ def report_of(
         until=None,
         samples=whole_of(job.get("samples")),
         period_s=None,
-        cpu=Cpu(
-            used_s=_number(job, "cpu_s"),
-            user_s=_number(job, "user_s"),
-            system_s=_number(job, "system_s"),
-            unattributed_s=_number(job, "unattributed_s"),
-            cpus=_number(job, "cpus") if is_known else None,
-            available_s=_number(job, "core_s") if is_known else None,
-            throttled_s=_number(job, "throttled_s"),
+        cpu=figures.Cpu(
+            **_numbers(job, "user_s system_s unattributed_s throttled_s", used_s="cpu_s"),
+            **(_numbers(job, "cpus", available_s="core_s") if is_known else {}),
         ),
-        time=Whereabouts(
-            running_s=_number(job, "cpu_s"),
-            waiting_cpu_s=_number(job, "wait_cpu_s"),
-            block_io_s=_number(job, "wait_io_s"),
-            swap_s=_number(job, "wait_swap_s"),
-            reclaim_s=_number(job, "wait_reclaim_s"),
+        time=figures.Whereabouts(
+            **_numbers(job, running_s="cpu_s", waiting_cpu_s="wait_cpu_s", block_io_s="wait_io_s"),
+            **_numbers(job, swap_s="wait_swap_s", reclaim_s="wait_reclaim_s"),
         ),
-        memory=MemoryUse(
-            host="" if fullest is None else str(fullest["host"]),
-            peak_bytes=None if fullest is None else _number(fullest, "memory_peak"),
-            limit_bytes=None if fullest is None else _number(fullest, "memory_limit"),
-            anon_peak_bytes=None if fullest is None else _number(fullest, "memory_anon_peak"),
-            total_peak_bytes=_number(job, "memory_peak"),
-            swap_peak_bytes=_number(job, "swap_peak"),
-            limit_hits=_number(job, "memory_limit_hits"),
-            oom_kills=_number(job, "oom_kills"),
+        memory=figures.MemoryUse(
+            host=str(full.get("host", "")),
+            **_numbers(full, peak_bytes="memory_peak", limit_bytes="memory_limit", anon_peak_bytes="memory_anon_peak"),
+            **_numbers(job, "oom_kills", limit_hits="memory_limit_hits", major_faults="major_faults"),
+            **_numbers(job, total_peak_bytes="memory_peak", swap_peak_bytes="swap_peak"),
             refaults=_added(_number(job, "refaults_anon"), _number(job, "refaults_file")),
-            major_faults=_number(job, "major_faults"),
             note="" if fullest is not None else "its memory was not measured",
         ),
-        io=InputOutput(
-            read_bytes=_number(job, "read_bytes"),
-            written_bytes=_number(job, "written_bytes"),
-            read_ops=_number(job, "read_ops"),
-            write_ops=_number(job, "write_ops"),
-            asked_read_bytes=_number(job, "calls_read_bytes"),
-            asked_written_bytes=_number(job, "calls_written_bytes"),
+        io=figures.InputOutput(
+            **_numbers(job, "read_bytes written_bytes read_ops write_ops"),
+            **_numbers(job, asked_read_bytes="calls_read_bytes", asked_written_bytes="calls_written_bytes"),
             read_calls=_calls(_number(job, "read_calls"), _number(job, "calls_read_bytes")),
             write_calls=_calls(_number(job, "write_calls"), _number(job, "calls_written_bytes")),
         ),
-        nodes=Shared(
-            network_sent_bytes=_number(job, "network_sent_bytes"),
-            network_received_bytes=_number(job, "network_received_bytes"),
-            lustre_read_bytes=_number(job, "lustre_read_bytes"),
-            lustre_written_bytes=_number(job, "lustre_written_bytes"),
+        nodes=figures.Shared(
+            **_numbers(job, "network_sent_bytes network_received_bytes lustre_read_bytes lustre_written_bytes")
         ),
         gpus=tuple([_gpus(one) for one in hosts if _number(one, "gpus")]),
-        energy=Energy(
-            job_joules=_number(job, "joules"),
-            nobody_joules=_less(_number(job, "node_joules"), _number(job, "joules")),
-            nodes_joules=_number(job, "node_joules"),
+        energy=figures.Energy(
+            **_numbers(job, "gpu_joules", job_joules="joules", nodes_joules="node_joules"),
+            nobody_joules=None if of_nodes is None or own is None else max(0.0, of_nodes - own),
             source=str(job.get("energy_source") or ""),
             method=METHOD if job.get("energy_source") else "",
-            covered_ratio=_share(_number(job, "energy_s"), _number(job, "host_s")),
-            gpu_joules=_number(job, "gpu_joules"),
+            covered_ratio=figures.share(_number(job, "energy_s"), _number(job, "host_s")),
         ),
         completeness=JobCompleteness(whole_of(job.get("rows")), whole_of(job.get("missing")), "steps"),
-        hosts=figures,
+        hosts=on_hosts,
         advice=stored_advice(job),
         curves=_curves(footprints_of(hosts) if curves is None else curves),
-        switches=_number(job, "switches"),
-        involuntary_switches=_number(job, "involuntary_switches"),
-        tasks_peak=max([one.tasks_peak for one in figures if one.tasks_peak is not None], default=None),
-        tasks_ended=_number(job, "tasks_ended"),
+        **_numbers(job, "switches involuntary_switches tasks_ended"),
+        tasks_peak=max([one.tasks_peak for one in on_hosts if one.tasks_peak is not None], default=None),
         batch=batch_of(job),
         source="archive",
     )
-    return report if job.get(ADVICE.name) else replace(report, advice_withheld=_why_no_advice(job, report))
+    if job.get(ADVICE.name):
+        return report
+    why = "no node measured the job" if job.get("last") is None else withheld(report) or "its summary has none"
+    return replace(report, advice_withheld=why)
 
 
-def _why_no_advice(job: Summary, report: Report) -> str:
-    if job.get("last") is None:
-        return "no node measured the job"
-    return withheld(report) or "its summary has none"
-
-
-def batch_of(job: Summary) -> BatchFacts | None:
+def batch_of(job: Summary) -> figures.BatchFacts | None:
     """Return what the batch system knows of a job; None if it knows nothing."""
     if not any(job.get(column.name) not in (None, "") for column in BATCH if column.name != "state"):
         return None
-    values: dict[str, Any] = {name: str(job.get(name) or "") for name in _TEXTS}
-    values.update({name: _whole(job, name) for name in _NUMBERS})
-    values.update({f"{name}_bytes": _whole(job, name) for name in ("allocated_memory", "requested_memory")})
-    return BatchFacts(**values)
+    values: dict[str, Any] = {}
+    for field in fields(figures.BatchFacts):
+        name = field.name.replace("_bytes", "")
+        number = None if _number(job, name) is None else whole_of(job[name])
+        values[field.name] = str(job.get(name) or "") if field.default == "" else number
+    return figures.BatchFacts(**values)
 
 
-_TEXTS = ("system", "batch_id", "state", "name", "project", "queue", "reason", "array", "dependency")
-_NUMBERS = (
-    *("submitted", "started", "ended", "exit_code", "exit_signal", "allocated_cores", "allocated_gpus"),
-    *("requested_cores", "requested_gpus"),
-    *("requested_walltime_s", "array_index"),
-)
-
-
-def stored_advice(job: Summary) -> tuple[Advice, ...]:
+def stored_advice(job: Summary) -> tuple[figures.Advice, ...]:
     """Return the advice in a summary."""
     text = job.get(ADVICE.name)
     try:
         rules = json.loads(text) if isinstance(text, str) else []
-        return tuple([Advice(str(one["rule"]), str(one["text"]), BECAUSE.get(one["rule"], "")) for one in rules])
+        return tuple(
+            [figures.Advice(str(one["rule"]), str(one["text"]), BECAUSE.get(one["rule"], "")) for one in rules]
+        )
     except (ValueError, TypeError, KeyError):
         return ()
 
@@ -181,13 +130,9 @@ def _number(summary: Summary, name: str) -> Number:
     return value if isinstance(value, (int, float)) else None
 
 
-def _whole(summary: Summary, name: str) -> Bound:
-    value = _number(summary, name)
-    return None if value is None else int(value)
-
-
-def _less(whole: Number, part: Number) -> Number:
-    return None if whole is None or part is None else max(0.0, whole - part)
+def _numbers(summary: Summary, same: str = "", **columns: str) -> dict[str, Any]:
+    """Return values by the names of fields: those of columns of the same names, and of other columns."""
+    return {field: _number(summary, name) for field, name in {**{n: n for n in same.split()}, **columns}.items()}
 
 
 def _added(*values: Number) -> Number:
@@ -200,47 +145,29 @@ def _calls(number: Number, moved: Number) -> Number:
     return number or (None if moved else number)
 
 
-def _share(part: Number, whole: Number) -> Number:
-    found = ratio(part, whole)
-    return None if found is None else min(1.0, found)
-
-
-def _fullness(host: Summary) -> tuple[float, float]:
-    return _number(host, "memory_ratio") or 0.0, _number(host, "memory_peak") or 0.0
-
-
-def _host(one: Summary) -> HostFigures:
-    return HostFigures(
+def _host(one: Summary) -> figures.HostFigures:
+    return figures.HostFigures(
         host=str(one["host"]),
         first=whole_of(one.get("start")),
         last=whole_of(one.get("last")),
         samples=whole_of(one.get("samples")),
         wall_s=float(whole_of(one.get("last")) - whole_of(one.get("start"))),
-        cpus=_number(one, "cpus"),
-        cpu_used_s=_number(one, "cpu_s"),
-        memory_peak_bytes=_number(one, "memory_peak"),
-        memory_limit_bytes=_number(one, "memory_limit"),
-        memory_anon_peak_bytes=_number(one, "memory_anon_peak"),
-        read_bytes=_number(one, "read_bytes"),
-        written_bytes=_number(one, "written_bytes"),
-        tasks_peak=_number(one, "tasks_peak"),
-        energy_joules=_number(one, "joules"),
+        **_numbers(one, "cpus read_bytes written_bytes tasks_peak", cpu_used_s="cpu_s", energy_joules="joules"),
+        **_numbers(one, memory_peak_bytes="memory_peak", memory_limit_bytes="memory_limit"),
+        **_numbers(one, memory_anon_peak_bytes="memory_anon_peak"),
     )
 
 
-def _gpus(one: Summary) -> GpuUse:
+def _gpus(one: Summary) -> figures.GpuUse:
     """Return all GPUs of a job on a host as one."""
     gpus = _number(one, "gpus") or 1
     held, idle, busy = [_number(one, name) for name in ("gpu_s", "gpu_idle_s", "gpu_busy_s")]
-    return GpuUse(
-        str(one["host"]),
-        "",
+    return figures.GpuUse(
+        *(str(one["host"]), ""),
         held_s=None if held is None else held / gpus,
         idle_s=None if idle is None else idle / gpus,
-        use_ratio=_share(busy, held),
-        memory_peak_bytes=_number(one, "gpu_memory_peak"),
-        memory_bytes=_number(one, "gpu_memory"),
-        energy_joules=_number(one, "gpu_joules"),
+        use_ratio=figures.share(busy, held),
+        **_numbers(one, memory_peak_bytes="gpu_memory_peak", memory_bytes="gpu_memory", energy_joules="gpu_joules"),
     )
 
 
@@ -255,14 +182,14 @@ def footprints_of(hosts: Sequence[Summary]) -> list[tuple[Summary, Footprint]]:
     return found
 
 
-def _curves(footprints: Sequence[tuple[Summary, Footprint]]) -> tuple[Curve, ...]:
+def _curves(footprints: Sequence[tuple[Summary, Footprint]]) -> tuple[figures.Curve, ...]:
     """Return the curves of the footprints."""
     found = []
     for name, title, unit in _CURVES:
         lines = [_line(one, curves, name) for one, curves in footprints if name in curves.curves]
         bounds = {_number(one, _BOUNDS[name]) if name in _BOUNDS else 100.0 for one, _ in footprints}
         if lines:
-            found.append(Curve(name, title, unit, tuple(lines), bounds.pop() if len(bounds) == 1 else None))
+            found.append(figures.Curve(name, title, unit, tuple(lines), bounds.pop() if len(bounds) == 1 else None))
     return tuple(found)
 
 

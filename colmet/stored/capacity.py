@@ -8,8 +8,7 @@ import numpy as np
 
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, ceiling, largest, of_columns
 from colmet.common.measures import CGROUP_TABLE
-from colmet.stored.groups import each_series
-from colmet.stored.series import NODE, History, RowQuery, Series
+from colmet.stored.series import NODE, History, RowQuery, Series, each_series
 
 
 def of_job(series: Series) -> Capacity:

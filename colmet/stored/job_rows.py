@@ -12,8 +12,7 @@ import numpy as np
 from colmet.common.measures import START, Source, columns_of
 from colmet.common.tables import RUN, UPTIME
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import History, RowQuery, Series
+from colmet.stored.series import GroupedRows, History, RowQuery, Series, groups_of
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 STEP_S = 3  # a clock that was set by less changes no figure

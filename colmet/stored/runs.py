@@ -9,8 +9,7 @@ import numpy as np
 
 from colmet.common.measures import START
 from colmet.common.tables import RUN
-from colmet.stored.groups import each_series
-from colmet.stored.series import History, RowQuery, Series
+from colmet.stored.series import History, RowQuery, Series, each_series
 
 START_COLUMN = START.best.column
 APART_S = 600  # hosts that begin so long after the end of all others are of another job, as in the archive

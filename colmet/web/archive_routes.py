@@ -14,26 +14,25 @@ from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
 from colmet.jobs import footprint
-from colmet.jobs.archive import factors
 from colmet.jobs.archive.derived import LISTED
-from colmet.jobs.archive.factors import Factors
 from colmet.jobs.archive.queries import (
     SORTS,
+    Factors,
     JobArchive,
     JobFilter,
     QueryError,
     Row,
     UsageGroup,
     check_groups,
+    read_factors,
     total_of,
 )
 from colmet.jobs.columns import FOOTPRINT, LARGE
 from colmet.jobs.grades import GRADES, grade_of_usage, graded_jobs, grades_of
 from colmet.jobs.report import jobs_page
-from colmet.jobs.report.archived import find
-from colmet.jobs.report.own import UNREADABLE
+from colmet.jobs.report.archived import UNREADABLE, find
+from colmet.jobs.report.jobs_page import POLICY
 from colmet.jobs.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
-from colmet.jobs.report.style import POLICY
 from colmet.web import archive_models, parameters
 from colmet.web.access import Visitor
 from colmet.web.archive_models import SHOWN
@@ -301,7 +300,7 @@ def _usage(group: UsageGroup, known: Factors) -> Mapping[str, Any]:
 def _factors(only: Optional[str]) -> tuple[Factors, list[str]]:
     """Return the factors of CO2 and cost; without readable ones none, and a warning."""
     try:
-        return factors.read(None), []
+        return read_factors(None), []
     except ColmetError as err:
         return Factors(), [str(err) if only is None else _NO_FACTORS]
 

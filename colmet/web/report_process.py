@@ -19,9 +19,8 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.text import UTC, Clock, how_to_install
 from colmet.jobs.archive.queries import JobArchive
 from colmet.jobs.figures import Report
-from colmet.jobs.report.archived import find, made_from
+from colmet.jobs.report.archived import UNREADABLE, OwnHistory, find, made_from, without_others
 from colmet.jobs.report.document import document_of
-from colmet.jobs.report.own import UNREADABLE, OwnHistory, without_others
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
 from colmet.web.reports import MissingLibrary, ReportQuery

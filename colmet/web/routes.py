@@ -13,7 +13,7 @@ from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners, envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
-from colmet.jobs.report.own import UNREADABLE
+from colmet.jobs.report.archived import UNREADABLE
 from colmet.web import health_models, models, parameters
 from colmet.web.access import Access
 from colmet.web.catalogue import local_zone, measures_answer

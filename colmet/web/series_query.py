@@ -13,8 +13,7 @@ from colmet.common.measures import CGROUP_TABLE
 from colmet.common.schema import Schema
 from colmet.common.text import counted
 from colmet.stored.capacity import ceilings
-from colmet.stored.groups import groups_of
-from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery
+from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery, groups_of
 from colmet.web.catalogue import declared, labels_of
 from colmet.web.interface import SeriesQuery, warning_of
 from colmet.web.ownership import Ownership

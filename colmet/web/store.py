@@ -20,12 +20,10 @@ import numpy as np
 
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.elastic import ElasticArchive
-from colmet.jobs.archive.local import LocalArchive
-from colmet.jobs.archive.places import is_shared, path_of
+from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
 from colmet.jobs.archive.queries import JobArchive
 from colmet.stored.capacity import capacities
-from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import HeldRows, History, HostRows, RowQuery, Series
+from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, RowQuery, Series, groups_of
 from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 

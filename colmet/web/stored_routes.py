@@ -9,9 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
-from colmet.jobs.report.archived import find, joined
+from colmet.jobs.report.archived import UNREADABLE, find, joined, without_others
 from colmet.jobs.report.document import document_of
-from colmet.jobs.report.own import UNREADABLE, without_others
 from colmet.web import archive_models, models, parameters
 from colmet.web.archive_routes import HTML, Opener, curves_of
 from colmet.web.gate import visitor_of

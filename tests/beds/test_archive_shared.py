@@ -18,8 +18,7 @@ from colmet.commands import colmet
 from colmet.jobs.archive import elastic, elastic_usage
 from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.elastic import ElasticArchive
-from colmet.jobs.archive.local import LocalArchive
-from colmet.jobs.archive.places import IN_JOURNAL
+from colmet.jobs.archive.local import IN_JOURNAL, LocalArchive
 from colmet.jobs.archive.queries import SUMS, JobFilter
 from colmet.jobs.archive.store import ArchiveStore
 from tests.beds.search import KINDS, Server, available

@@ -13,8 +13,7 @@ import pytest
 
 from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import colmet
-from colmet.jobs.archive.store import SUFFIX
-from colmet.jobs.archive.writer_lock import lock
+from colmet.jobs.archive.store import SUFFIX, lock
 from colmet.stored import removal
 from tests.support.archive_fleet import cluster, collected, content
 

@@ -15,8 +15,7 @@ import pytest
 
 from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import archive_rebuild, colmet
-from colmet.jobs.archive.store import SUFFIX, ArchiveStore
-from colmet.jobs.archive.writer_lock import lock
+from colmet.jobs.archive.store import SUFFIX, ArchiveStore, lock
 from colmet.jobs.columns import MEASURED
 from tests.support.archive_fleet import cluster, collected, content
 from tests.support.archives import Archive, records_of

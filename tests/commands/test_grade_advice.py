@@ -15,8 +15,7 @@ from colmet.jobs.grades import BLAMES, EXCEEDED, EXPLAINS, GOOD, LOW, POOR
 from colmet.jobs.report import page
 from colmet.jobs.report.document import document_of, report_of
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import NAMES, complete_advice
-from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.requested import NAMES, complete_advice, uses_of
 from colmet.jobs.report.rows import gather
 from colmet.jobs.report.text import show
 from colmet.stored.job_rows import JobInterval

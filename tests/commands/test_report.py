@@ -12,7 +12,8 @@ import pytest
 from colmet.commands import colmet
 from colmet.commands import report as command
 from colmet.common import text as units
-from colmet.jobs.report import gpus, page
+from colmet.common.measures import GPUS, GPUS_OF_JOBS, JOB_GPUS
+from colmet.jobs.report import page
 from colmet.jobs.report.rows import DELAY_S, gather
 from colmet.jobs.report.text import show
 from colmet.stored.job_rows import JobInterval
@@ -398,9 +399,9 @@ def test_gpus_that_the_job_held(history):
     times = START + 5 * (1 + np.arange(121))
     two = {"uuid": np.tile(np.array([b"GPU-a", b"GPU-b"]), 121)}
     processes = np.tile([1, 0], 121)
-    history.add(42, gpus.OF_JOB, "node-1", np.repeat(times, 2), **two, processes=processes, memory_used=2 * GIB)
+    history.add(42, GPUS_OF_JOBS, "node-1", np.repeat(times, 2), **two, processes=processes, memory_used=2 * GIB)
     history.add(
-        *(NODE, gpus.OF_NODE, "node-1", np.repeat(times, 2)),
+        *(NODE, GPUS, "node-1", np.repeat(times, 2)),
         **two,
         name=b"NVIDIA H200",
         jobs=np.tile(np.array([b"42,43", b"42"]), 121),
@@ -420,7 +421,7 @@ def test_gpus_that_the_job_held(history):
 def test_gpus_that_nothing_distinguishes(history):
     job_rows(history)
     times = START + 5 * (1 + np.arange(121))
-    history.add(42, gpus.SUMMED, "node-1", times, **{"power": 200, "utilization-gpu": 40, "memory-used": 512})
+    history.add(42, JOB_GPUS, "node-1", times, **{"power": 200, "utilization-gpu": 40, "memory-used": 512})
     (gpu,) = report_of(history).gpus
     assert (gpu.use_ratio, gpu.memory_peak_bytes, gpu.idle_s) == (0.4, 512 << 20, None)
     assert gpu.energy_joules == pytest.approx(200 * 600)
@@ -730,39 +731,19 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "text"),
+    ("function", "texts"),
     [
-        *(
-            (units.duration, 0, "0 s"),
-            (units.duration, 3.2, "3.20 s"),
-            (units.duration, 59.96, "1 min 0 s"),
+        (
+            units.duration,
+            {0: "0 s", 3.2: "3.20 s", 59.96: "1 min 0 s", 3661: "1 h 1 min", 200000: "2 d 7 h", None: "-"},
         ),
-        *(
-            (units.duration, 3661, "1 h 1 min"),
-            (units.duration, 200000, "2 d 7 h"),
-            (units.duration, None, "-"),
-        ),
-        *((units.size, 0, "0 B"), (units.size, 1023.7, "1.00 KiB"), (units.size, 5 * GIB, "5.00 GiB")),
-        *(
-            (units.percent, 0.9999, "99.99 %"),
-            (units.percent, 1, "100 %"),
-            (units.percent, 0.925, "93 %"),
-            (units.percent, 0.001, "< 1 %"),
-        ),
-        *(
-            (units.energy, 0, "0 J"),
-            (units.energy, 3.6e6, "1.00 kWh"),
-            (units.energy, 999, "999 J"),
-            (units.energy, 2811, "2.81 kJ"),
-        ),
-        *(
-            (units.count, 12345, "12,345"),
-            (units.count, 12345678, "12.3 million"),
-            (units.cores, 0.049, "0.05"),
-        ),
-        (units.cores, 1234.5, "1,234"),
-        *((units.power, 99, "99.0 W"), (units.power, 1500, "1.50 kW")),
+        (units.size, {0: "0 B", 1023.7: "1.00 KiB", 5 * GIB: "5.00 GiB"}),
+        (units.percent, {0.9999: "99.99 %", 1: "100 %", 0.925: "93 %", 0.001: "< 1 %"}),
+        (units.energy, {0: "0 J", 3.6e6: "1.00 kWh", 999: "999 J", 2811: "2.81 kJ"}),
+        (units.count, {12345: "12,345", 12345678: "12.3 million"}),
+        (units.cores, {0.049: "0.05", 1234.5: "1,234"}),
+        (units.power, {99: "99.0 W", 1500: "1.50 kW"}),
     ],
 )
-def test_numbers_read_well(function, value, text):
-    assert function(value) == text
+def test_numbers_read_well(function, texts):
+    assert {value: function(value) for value in texts} == texts

@@ -23,9 +23,7 @@ from colmet.jobs.report.archived import find
 from colmet.jobs.report.document import document_of
 from colmet.jobs.report.document import report_of as read_back
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import BECAUSE
-from colmet.jobs.report.phrases import no_verdict, verdict
-from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.requested import BECAUSE, no_verdict, uses_of, verdict
 from colmet.jobs.report.rows import gather
 from colmet.jobs.report.text import show
 from colmet.jobs.summary_report import report_of
@@ -400,16 +398,6 @@ def test_nothing_is_made_up_of_the_end(made):
 )
 def test_use_of_a_request_has_a_grade(made, facts, grades):
     assert {one.what: one.grade for one in uses_of(made(**facts))} == grades
-
-
-def test_a_short_or_running_job_has_no_grade_that_may_change(made):
-    asked = {"requested_cores": 8, "requested_memory_bytes": 64 * GIB, "requested_walltime_s": 10**5, "state": "done"}
-    running = {one.what: one.grade for one in uses_of(replace(made(**asked), state="running"))}
-    assert running == {"cores": "good", "memory": "", "walltime": ""}
-    short = {one.what: one.grade for one in uses_of(replace(made(**asked), wall_s=20.0))}
-    assert short["cores"] == short["memory"] == ""
-    withheld = replace(made(**asked), advice_withheld="too few samples")
-    assert [one.grade for one in uses_of(withheld)][:2] == ["", ""]
 
 
 @pytest.mark.parametrize(

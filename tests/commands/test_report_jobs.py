@@ -16,9 +16,8 @@ from colmet.jobs.archive.queries import JobFilter
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.columns import BATCH
 from colmet.jobs.grades import GRADES
-from colmet.jobs.report.jobs_page import MOST_ROWS, html
+from colmet.jobs.report.jobs_page import MOST_ROWS, POLICY, html
 from colmet.jobs.report.several import COLUMNS, SPREAD, document_of_jobs, gather_jobs, made_of, task_of
-from colmet.jobs.report.style import POLICY
 from tests.support.archive_data import YEAR_START
 
 HOUR = 3600

@@ -27,7 +27,7 @@ from colmet.jobs.figures import (
 )
 from colmet.jobs.report import charts, page
 from colmet.jobs.report.charts import TextRow
-from colmet.jobs.report.phrases import verdict
+from colmet.jobs.report.requested import verdict
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from colmet.common.errors import OutputUnavailable
-from colmet.jobs.archive import expiry
-from colmet.jobs.archive.expiry import ArchiveExpiry
-from colmet.jobs.archive.outbox import ArchiveOutbox
+from colmet.jobs.archive import removal
+from colmet.jobs.archive.removal import ArchiveExpiry
+from colmet.jobs.archive.sharing import ArchiveOutbox
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from tests.support.archive_data import YEAR_S, YEAR_START, summaries, write
 
@@ -29,7 +29,7 @@ def count(store, table, where="1"):
 
 
 def test_jobs_that_ended_before_the_limit_go_with_their_hosts(store, monkeypatch):
-    monkeypatch.setattr(expiry, "AT_ONCE", 50)
+    monkeypatch.setattr(removal, "EXPIRED_AT_ONCE", 50)
     write(store, summaries(1000))
     start, last = store.database.execute("SELECT start, last FROM jobs ORDER BY wall_s DESC LIMIT 1").fetchone()
     limit = (start + last) // 2

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from colmet.jobs.archive import local, queries
+from colmet.jobs.archive import queries
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive
@@ -240,7 +240,6 @@ def test_days_are_summed_in_one_pass_also_with_a_job_of_more_than_a_year(tmp_pat
 
 def test_too_many_groups_and_too_long_an_answer_are_refused_with_a_remedy(archive, made, monkeypatch):
     monkeypatch.setattr(queries, "MAX_GROUPS", 3)
-    monkeypatch.setattr(local, "MAX_GROUPS", 3)
     with pytest.raises(QueryError, match="more than 3 groups; ask for a shorter interval"):
         archive.usage(JobFilter(), ["name", "day"])
     monkeypatch.setattr(archive._deadline, "_end", 0.0)

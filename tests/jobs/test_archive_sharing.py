@@ -10,13 +10,11 @@ import pytest
 
 from colmet.batch.records import JobRecord
 from colmet.common.errors import OutputUnavailable
-from colmet.jobs.archive import forgetting
+from colmet.jobs.archive import removal
 from colmet.jobs.archive.documents import HOSTS, JOBS, STATE
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.indices import Indices
-from colmet.jobs.archive.outbox import ArchiveOutbox
-from colmet.jobs.archive.share_thread import ShareThread
-from colmet.jobs.archive.sharing import Sharer, outbox_of
+from colmet.jobs.archive.sharing import ArchiveOutbox, Sharer, ShareThread, outbox_of
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.job_summaries import job_summary, runs_of
 from tests.support.archive_data import YEAR_START, summaries
@@ -53,7 +51,7 @@ class Collector:
             fresh = {(one["host"], one["start"]) for one in hosts}
             rows = [one for one in self.store.hosts_of(job) if (one["host"], one["start"]) not in fresh]
             runs = runs_of([*rows, *[one for one in hosts if one["job"] == job]])
-            before = self.store.starts_of(job)
+            before = self.store.measured_starts(job)
             jobs += [job_summary(run) for run in runs]
             starts = {min(one["start"] for one in run) for run in runs}
             moves += [
@@ -80,7 +78,6 @@ class Collector:
             pass
 
     def close(self):
-        self.sharer.close()
         self.store.close()
         self.client.close()
 
@@ -476,13 +473,6 @@ def test_a_job_in_the_shared_archive_is_that_of_the_local_one(database, collecto
     assert shown == {name: value for name, value in dict(row).items() if name not in ("user", "state")}
 
 
-def test_keys_of_an_outbox_are_in_the_order_of_their_changes(collectors):
-    a = collectors("a")
-    for job in (3, 1, 2, 1):
-        a.write(host(job, "n1", YEAR_START))
-    assert [one.job for one in ArchiveOutbox(a.store.database).next(10)] == [3, 2, 1]
-
-
 @pytest.mark.parametrize("other", ["", "user-1234"])
 def test_a_user_who_is_forgotten_is_forgotten_in_the_shared_archive_too(database, collectors, other):
     a, b = collectors("a"), collectors("b")
@@ -490,7 +480,7 @@ def test_a_user_who_is_forgotten_is_forgotten_in_the_shared_archive_too(database
         collector.write(host(1, node, YEAR_START, user="ann"), host(2, node, YEAR_START, user="bob"))
         collector.push()
     for collector in (a, b):
-        forgetting.forget(collector.store, forgetting.runs_of_user(collector.store, "ann"), "ann", other)
+        removal.forget(collector.store, removal.runs_of_user(collector.store, "ann"), "ann", other)
         collector.push()
     jobs, hosts = found(database)
     assert {row["user"] for row in (*jobs.values(), *hosts.values())} == {"bob", *([other] if other else [])}

@@ -90,9 +90,9 @@ def test_a_full_disk_is_named_and_changes_nothing(path, jobs):
                 store.write(changes(jobs=many), Position("ab" * 8, 12))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        assert store.position is None and not store.starts_of(0)
+        assert store.position is None and not store.measured_starts(0)
         store.write(changes(jobs=many), Position("ab" * 8, 12))
-        assert store.starts_of(0) == [JOB["start"]]
+        assert store.measured_starts(0) == [JOB["start"]]
 
 
 def test_every_column_has_a_sentence_and_a_name_of_its_own():

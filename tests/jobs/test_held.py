@@ -11,8 +11,7 @@ from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.queries import JobFilter
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.report.archived import find, joined
-from colmet.jobs.report.phrases import used_of_held, verdict
-from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.requested import used_of_held, uses_of, verdict
 
 GIB = 1 << 30
 WALL_S = 1000

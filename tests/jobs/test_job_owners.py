@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from colmet.batch.records import JobRecord
-from colmet.jobs.archive.documents import Answers, Facts, job_documents
+from colmet.jobs.archive.documents import Facts, job_documents
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.queries import JobFilter
 from colmet.jobs.archive.rebuild import Rebuild
@@ -95,14 +95,12 @@ def test_documents_of_the_shared_archive_have_the_same_owners(tmp_path):
     archive = sent(tmp_path / "a.sqlite", [EVIL, VM, SILENT])
     hosts = archive.store.hosts_of(42)
     facts = record(batch_hosts=None)._asdict()
-    answers = Answers()
     for known, expected in (
         ((), {"alice": ["vm"], "mallory": ["evil"], None: ["n3"]}),
         ([Facts(START, facts)], {"alice": ["n3", "vm"], "mallory": ["evil"]}),
     ):
-        found = job_documents(42, hosts, known, answers).values()
+        found = job_documents(42, hosts, known).values()
         assert {one.get("user"): one["host_names"] for one in found} == expected
-    answers.close()
 
 
 def test_a_number_is_the_user_of_that_number(tmp_path):

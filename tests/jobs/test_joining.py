@@ -202,22 +202,6 @@ def test_rows_that_come_after_the_record_join_it_in_the_same_transaction(bed):
     assert bed.rows("name", "cpu_s") == [(1, NOW - 92, "done", "short", 0.6)]
 
 
-def test_a_number_that_is_used_again_goes_to_its_own_run(bed):
-    """30 numbers, each used twice, 10 minutes apart."""
-    for n in range(1, 31):
-        bed.write(measured(n, NOW - 900, NOW - 800), measured(n, NOW - 200, NOW - 100))
-        bed.source.jobs += [record(n, NOW - 205, NOW - 99, name=f"b{n}"), record(n, NOW - 905, NOW - 799, name=f"a{n}")]
-    bed.source.late = {}
-    bed.joiner.turn()
-    store = ArchiveStore(bed.path, writable=True)
-    store.join("slurm", bed.source.jobs)
-    store.close()
-    assert {(row[1], row[3]) for row in bed.rows("name")} == {
-        *((NOW - 900, f"a{n}") for n in range(1, 31)),
-        *((NOW - 200, f"b{n}") for n in range(1, 31)),
-    }
-
-
 def test_lack_of_memory_is_seen_by_the_kernel_where_the_batch_system_has_no_word_for_it(bed):
     bed.write(*[measured(n, NOW - 90, NOW - 40, oom_kills=n % 2) for n in (1, 2, 3)])
     store = ArchiveStore(bed.path, writable=True)

@@ -51,10 +51,6 @@ def test_a_running_job_gets_its_record_and_later_its_end():
     assert seen(after(rows.values(), [record(100)])) == {102: ("done", 100, 165)}, "an older answer that came late"
 
 
-def test_a_record_that_comes_hours_later_is_joined():
-    assert seen(after([run(102, 160)], [], [record(100, 161)])) == {102: ("done", 100, 161)}
-
-
 def test_a_number_that_is_used_again_is_distinguished_by_the_start():
     """30 runs with one number: 50 s each, 20 s apart, as after requeues; the records come in any order."""
     draw = random.Random(4)

@@ -12,7 +12,7 @@ from colmet.common.text import percent
 from colmet.jobs.advice import RULES
 from colmet.jobs.grades import THRESHOLDS
 from colmet.jobs.report import ending
-from colmet.jobs.report.phrases import WORDS
+from colmet.jobs.report.requested import WORDS
 from colmet.jobs.report.text import Page
 
 PAGE = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_each_part_of_the_verdict_is_explained(word):
 
 def test_each_ending_is_explained():
     """By the first words of its sentence."""
-    begun = set(re.findall(r'Ending\(\s*\w+,\s*f?"([A-Z][\w ]*)', inspect.getsource(ending)))
+    begun = set(re.findall(r'Ending\(\s*[\w.]+,\s*f?"([A-Z][\w ]*)', inspect.getsource(ending)))
     explained = " ".join(cells[0] for cells in rows("Why was it killed?"))
     assert len(begun) >= 7
     assert sorted(words for words in begun if words.strip() not in explained) == []

@@ -15,7 +15,7 @@ from colmet.common.growth import NODE_CPUS
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.jobs.report.document import document_of
 from colmet.jobs.report.rows import gather
-from colmet.stored import groups, hdf5_files, reading_process, sources
+from colmet.stored import hdf5_files, reading_process, series, sources
 from colmet.stored import rows as reading
 from colmet.stored.capacity import capacities
 from colmet.stored.hdf5 import Hdf5History
@@ -151,7 +151,7 @@ def cluster():
 def test_a_report_is_the_same_whatever_number_of_hosts_is_in_memory(cluster, monkeypatch, since, until):
     found = []
     for room in (1, 100_000, 1 << 30):
-        monkeypatch.setattr(groups, "GROUP_BYTES", room)
+        monkeypatch.setattr(series, "GROUP_BYTES", room)
         report = gather(cluster, JobInterval(42, since, until), START + 10**6)
         lines = [
             (curve.name, line.host, line.times.tolist(), line.values) for curve in report.curves for line in curve.lines
@@ -188,7 +188,7 @@ def test_completeness_by_host_is_that_of_each_host_alone_and_read_by_group(clust
     monkeypatch.setattr(HeldRows, "read", lambda rows, *limits: asked.append(limits) or read(rows, *limits))
     assert hosts_of(cluster, JobInterval(42)) == found
     assert len(asked) < 20, "of all hosts together"
-    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    monkeypatch.setattr(series, "GROUP_BYTES", 1)
     assert hosts_of(cluster, JobInterval(42)) == found
 
 
@@ -199,7 +199,7 @@ def test_the_bound_of_a_host_is_the_same_whatever_hosts_are_read_with_it(cluster
 
 
 def test_rows_removed_while_they_are_read_are_no_defect(cluster, monkeypatch):
-    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    monkeypatch.setattr(series, "GROUP_BYTES", 1)
     rows = JobRows(cluster, JobInterval(42), {})
     assert rows.outline is not None
     for table in rows._tables.values():
@@ -208,7 +208,7 @@ def test_rows_removed_while_they_are_read_are_no_defect(cluster, monkeypatch):
 
 
 def test_more_rows_of_a_host_than_memory_allows_are_an_error(cluster, monkeypatch):
-    monkeypatch.setattr(groups, "MAX_HOST_BYTES", 1000)
+    monkeypatch.setattr(series, "MAX_HOST_BYTES", 1000)
     with pytest.raises(ColmetError, match="the rows on node-0 require 0 MiB"):
         JobRows(cluster, JobInterval(42), {})
 
@@ -216,7 +216,7 @@ def test_more_rows_of_a_host_than_memory_allows_are_an_error(cluster, monkeypatc
 def test_lines_of_a_picture_are_the_same_whatever_number_of_hosts_is_in_memory(cluster, monkeypatch):
     found = []
     for room in (1, 1 << 30):
-        monkeypatch.setattr(groups, "GROUP_BYTES", room)
+        monkeypatch.setattr(series, "GROUP_BYTES", room)
         found.append(plot.document(42, plot.gather(cluster, 42, ["cpu_used", "memory", "stat_cpu_user", "energy"])))
     assert found[0] == found[1] and len(found[0]["metrics"][0]["series"]) == 6
 

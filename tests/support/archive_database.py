@@ -8,7 +8,7 @@ import threading
 
 from colmet.common.database_client import DatabaseClient
 from colmet.common.http_client import HttpClient, TlsOptions
-from colmet.jobs.archive.documents import HOSTS, JOBS, Answers, host_document, host_id, job_document, job_id
+from colmet.jobs.archive.documents import HOSTS, JOBS, host_document, host_id, job_document, job_id
 from colmet.jobs.archive.indices import Indices, Write
 from tests.support.elastic_server import Elastic, error
 
@@ -224,13 +224,12 @@ class ArchiveDatabase(Elastic):
 
 def copied(store, client, prefix=PREFIX):
     """Write all summaries of a local archive to a shared one, as they are."""
-    indices, answers = Indices(client, prefix), Answers()
+    indices = Indices(client, prefix)
     indices.prepare()
     rows = store.database.execute("SELECT * FROM jobs LEFT JOIN job_details USING (job, start)").fetchall()
     writes = []
     for row in map(dict, rows):
         hosts = store.hosts_of(row["job"])
         writes += [Write(HOSTS, host_id((row["job"], one["host"], one["start"])), host_document(one)) for one in hosts]
-        writes.append(Write(JOBS, job_id(row["job"], row["start"]), job_document(row, hosts, answers)))
+        writes.append(Write(JOBS, job_id(row["job"], row["start"]), job_document(row, hosts)))
     assert all(status in (200, 201) for status in indices.write(writes))
-    answers.close()

@@ -20,7 +20,7 @@ from colmet.jobs.archive.queries import JobFilter
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Changes
 from colmet.jobs.columns import STATES
 from colmet.jobs.grades import GRADES, grades_of
-from colmet.jobs.report.own import UNREADABLE
+from colmet.jobs.report.archived import UNREADABLE
 from colmet.web.archive_routes import names_of
 from colmet.web.reports import store_of
 from colmet.web.store import archive_opener
@@ -181,7 +181,7 @@ def test_usage_has_a_total_and_the_grade_of_its_cpu_time(app):
 
 def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(app, tmp_path, monkeypatch):
     path = tmp_path / "usage.toml"
-    monkeypatch.setattr("colmet.jobs.archive.factors.DEFAULT_PATH", str(path))
+    monkeypatch.setattr("colmet.jobs.archive.queries.DEFAULT_PATH", str(path))
     found = got(app, "/api/v1/usage?by=user", ALICE)
     assert found["sources"] == found["warnings"] == [] and found["currency"] is None
     assert {(one["co2_g"], one["cost"]) for one in found["groups"]} == {(None, None)}

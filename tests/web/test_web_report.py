@@ -16,7 +16,7 @@ import colmet.jobs.report
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore, Changes
-from colmet.jobs.report.own import UNREADABLE, OwnHistory
+from colmet.jobs.report.archived import UNREADABLE, OwnHistory
 from colmet.stored.series import RowQuery
 from colmet.web import archive_models, models
 from colmet.web.report_process import report_of

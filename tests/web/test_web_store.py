@@ -12,7 +12,7 @@ import tables
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.user_names import NO_NAME_S, UserNames
-from colmet.stored import groups, hdf5
+from colmet.stored import hdf5, series
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.series import ReadingTooSlow, RowQuery
 from colmet.web import store as store_module
@@ -469,7 +469,7 @@ def test_series_of_very_many_rows_are_made_by_groups_of_hosts(bed, monkeypatch, 
     assert {one["node"] for one in whole["series"]} >= {"n7", "n0"} and whole["source"] == "both"
     bed.clock.now += store_module.KEEP_S + 1
     monkeypatch.setattr(store_module, "MAX_HELD_ROWS", 3)
-    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    monkeypatch.setattr(series, "GROUP_BYTES", 1)
     found = bed.series(**asked)
     assert {**found, "until": None} == {**whole, "until": None}
 

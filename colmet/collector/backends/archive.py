@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
+from colmet.batch.systems import find_record_sources
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common import database_client
@@ -22,14 +23,12 @@ from colmet.common.config.cli import Options, Rare, period
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.host.files import check_writable, make, reason_with_remedy
 from colmet.jobs.archive.archiver import COUNTS, Archiver
-from colmet.jobs.archive.expiry import ArchiveExpiry
 from colmet.jobs.archive.indices import Indices
-from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner, joiner_of
-from colmet.jobs.archive.places import is_shared, path_of
-from colmet.jobs.archive.share_thread import ShareThread
-from colmet.jobs.archive.sharing import outbox_of
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position
-from colmet.jobs.archive.writer_lock import is_of, lock
+from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner
+from colmet.jobs.archive.local import is_shared, path_of
+from colmet.jobs.archive.removal import ArchiveExpiry
+from colmet.jobs.archive.sharing import ShareThread, outbox_of
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position, is_of, lock
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,9 @@ class ArchiveOutput(OutputBackend):
         named = options.archive_batch
         try:
             period_s = min(PERIOD_S, 12 * options.sample_period)
-            joiner = joiner_of(named, lambda: ArchiveStore(path, writable=True), period_s, named != AUTO)
+            joiner = Joiner(
+                find_record_sources(named), lambda: ArchiveStore(path, writable=True), period_s, named != AUTO
+            )
         except ConfigError as err:
             raise ConfigError(f"--archive-batch: {err}") from err
         indices = None
@@ -246,7 +247,7 @@ class ArchiveOutput(OutputBackend):
         archiver, store = self._archiver, self._store
         assert archiver is not None and store is not None
         try:
-            archiver.take(records)
+            archiver.take((one.number, one.received_ns, one.batches) for one in records)
             changes = archiver.changes()
             store.write(changes, Position(self._state.journal, archiver.position))
         except OutputUnavailable as err:
@@ -266,7 +267,7 @@ class ArchiveOutput(OutputBackend):
     def interrupt(self) -> None:
         """Send nothing more to the database."""
         if self._indices is not None:
-            self._indices.stop()
+            self._indices.client.stop()  # the current request keeps its timeout
 
     def _expire(self, store: ArchiveStore) -> None:
         """Remove some old summaries; a failure is logged, with a retry later."""
@@ -306,7 +307,7 @@ class ArchiveOutput(OutputBackend):
                 log.warning("summaries of running jobs not written, they follow after the next start: %s", err)
         self._release(LAST_SHARE_S)
         if self._indices is not None:
-            self._indices.close()
+            self._indices.client.close()
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)

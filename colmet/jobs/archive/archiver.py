@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from colmet.common.errors import OutputUnavailable, is_later, later_form
 from colmet.common.schema import Batch
-from colmet.jobs.archive.ordering import Arrival, Ordering
 from colmet.jobs.archive.store import AWAY, ArchiveStore, Changes, HostKey
 from colmet.jobs.columns import Summary, Value, whole_of
 from colmet.jobs.fold import Fold
 from colmet.jobs.fold_state import FORM as FOLD_FORM
-from colmet.jobs.fold_state import HOST, JOB, LAST, START, WRITTEN, form_of
+from colmet.jobs.fold_state import Head, form_of
 from colmet.jobs.host_summaries import host_summaries, samples_of
 from colmet.jobs.job_summaries import job_summary, keyed_runs, moves_of
 
@@ -29,35 +28,13 @@ NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
 COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
 EVERY_S = 10, 600  # a running job is written again after a third of its age, within these bounds
-Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
-
-
-class ReceivedBatches(Protocol):
-    """A record of the journal."""
-
-    @property
-    def number(self) -> int:
-        """Return its number in the journal."""
-
-    @property
-    def received_ns(self) -> int:
-        """Return the time of its reception."""
-
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        """Return its batches."""
 
 
 class Archiver:
     """Folds records, and keeps what a restart needs.
 
-    Args:
-        store: the archive.
-        counts: of an earlier one for the same archive, which continue.
-
-    Attributes:
-        until: number of the first record that was not folded.
-        counts: of written summaries, and of dropped rows and states by cause; see `COUNTS`.
+    `counts`, of an earlier one for the same archive, continue: written summaries, and dropped rows and states by cause,
+    see `COUNTS`. `until` is the number of the first record that was not folded.
     """
 
     def __init__(self, store: ArchiveStore, counts: Counter[str] | None = None) -> None:
@@ -89,31 +66,31 @@ class Archiver:
 
     # -- records --
 
-    def take(self, records: Iterable[ReceivedBatches]) -> None:
-        """Fold records that were not folded before."""
-        ready: list[Ready] = []
-        for record in records:
-            number = record.number
+    def take(self, records: Iterable[tuple[int, int, Sequence[Batch]]]) -> None:
+        """Fold records of the journal that were not folded before: number, time of reception in ns, and batches."""
+        ready: list[Arrival] = []  # the next batches of their hosts
+        for number, received_ns, batches in records:
             if number < self.until and not self._missed:
                 continue
-            now = record.received_ns // NS
+            now = received_ns // NS
             if now > self._now:
                 if now // EXPIRE_S > self._now // EXPIRE_S:
-                    ready += map(_ready, self._order.expired(now))
+                    ready += self._order.expired(now)
                 if now // SWEEP_S > self._now // SWEEP_S:
                     self._waves(ready)
                     ready = []
                     self.fold.jobs.sweep(now)
                 self._now = now
-            for place, batch in enumerate(record.batches):
+            for place, batch in enumerate(batches):
                 if number < self.until:
                     if (number, place) not in self._missed:
                         continue
                     self._missed.discard((number, place))
+                arrival = Arrival(batch, now, number, place)
                 if self._order.follows(batch):
-                    ready.append((batch, now))
+                    ready.append(arrival)
                 else:
-                    ready += map(_ready, self._order.put(Arrival(batch, now, number, place)))
+                    ready += self._order.put(arrival)
             if number >= self.until:
                 self._missed.clear()
                 self.until = number + 1
@@ -121,23 +98,22 @@ class Archiver:
         self.counts.update(self.fold.counts)
         self.fold.counts.clear()
 
-    def _waves(self, ready: Sequence[Ready]) -> None:
+    def _waves(self, ready: Sequence[Arrival]) -> None:
         """Fold batches, at most one of each host at a time."""
-        turns: dict[str, int] = {}
-        waves: list[list[Ready]] = []
+        turns: Counter[str] = Counter()
+        waves: list[list[Arrival]] = []
         for one in ready:
-            host = one[0].host
-            turn = turns.get(host, 0)
-            turns[host] = turn + 1
+            turn = turns[one.batch.host]
+            turns[one.batch.host] += 1
             if turn == len(waves):
                 waves.append([])
             waves[turn].append(one)
         for wave in waves:
-            self.fold.wave(*zip(*wave))
+            self.fold.wave([one.batch for one in wave], [one.seen for one in wave])
 
     def end(self, over: bool) -> None:
         """Fold all batches that wait for others; with `over`, also end jobs that their nodes have no more rows of."""
-        self._waves([_ready(one) for host in list(self._order.held) for one in self._order.release(host)])
+        self._waves([one for host in list(self._order.held) for one in self._order.release(host)])
         if over:
             self.fold.jobs.end_gone()
 
@@ -149,7 +125,7 @@ class Archiver:
         slots = self.fold.due(*((0, 0) if whole else EVERY_S))
         self._pending = slots
         hosts = [*self._cut_short(), *map(self._chosen, host_summaries(self.fold, slots) if len(slots) else [])]
-        state.head[slots, WRITTEN] = state.head[slots, LAST]
+        state.head[slots, Head.WRITTEN] = state.head[slots, Head.LAST]
         jobs, moves = self._jobs(hosts)
         folds: dict[HostKey, bytes | None] = dict.fromkeys(self._lost)
         folds.update({self._key(slot): None for slot in self.fold.jobs.dropped})
@@ -192,7 +168,7 @@ class Archiver:
 
     def _key(self, slot: int) -> HostKey:
         head = self.fold.state.head[slot]
-        return int(head[JOB]), self.fold.nodes.names[int(head[HOST])], int(head[START])
+        return int(head[Head.JOB]), self.fold.nodes.names[int(head[Head.HOST])], int(head[Head.START])
 
     def _jobs(self, hosts: Sequence[Mapping[str, Value]]) -> tuple[list[Summary], list[tuple[int, int, int]]]:
         """Return the summaries of the jobs of some hosts, and the jobs whose start has changed."""
@@ -229,11 +205,7 @@ class Archiver:
         return json.dumps(document, separators=(",", ":")).encode() + b"\n" + rows
 
     def _load(self, held: Sequence[Arrival]) -> None:
-        """Read the state from the archive; `held` are the waiting batches, if known.
-
-        Raises:
-            OutputUnavailable: it is of a later version.
-        """
+        """Read the state from the archive; `held` are known waiting batches. OutputUnavailable for a later version."""
         self.fold, self._order = Fold(), Ordering()
         self._now = 0
         self._missed, self._lost, self._better = set(), set(), {}
@@ -291,5 +263,101 @@ class Archiver:
         self._order.restore(other._order.next, [])
 
 
-def _ready(arrival: Arrival) -> Ready:
-    return arrival.batch, arrival.seen
+HOLD_S = 60  # longest time by reception that a batch waits for the ones before it
+MOST_BYTES = 64 << 20  # of waiting batches
+FIRST_SEQ = 1  # of an agent's first batch
+FEW = 1000  # a new host whose first batch has a later number has sent the others before, or to no collector
+
+
+class Arrival(NamedTuple):
+    """A batch, and where it was received."""
+
+    batch: Batch
+    seen: int  # time of reception, seconds since 1970
+    number: int  # of its record in the journal
+    place: int  # in that record
+
+
+class Ordering:
+    """Puts the batches of each agent in the order of their numbers, if missing ones arrive within `HOLD_S`.
+
+    Attributes:
+        next: of each host, the epoch of its present agent and the number of the next batch.
+        held: batches that wait, by host and number.
+    """
+
+    def __init__(self) -> None:
+        self.next: dict[str, tuple[int, int]] = {}
+        self.held: dict[str, dict[int, Arrival]] = {}
+        self._bytes = 0
+
+    def follows(self, batch: Batch) -> bool:
+        """Return whether a batch is the next one of its host, and no other waits; if so, the one after it is next."""
+        if self.next.get(batch.host) != (batch.epoch, batch.seq) or batch.seq is None or batch.host in self.held:
+            return False
+        self.next[batch.host] = batch.epoch or 0, batch.seq + 1
+        return True
+
+    def put(self, arrival: Arrival) -> Iterator[Arrival]:
+        """Yield the batches that are next, now that this one has arrived."""
+        batch = arrival.batch
+        if batch.epoch is None or batch.seq is None:
+            yield arrival
+            return
+        epoch, due = self.next.get(batch.host, (batch.epoch, batch.seq if batch.seq > FEW else FIRST_SEQ))
+        if batch.epoch > epoch:
+            yield from self.release(batch.host)
+            epoch, due = batch.epoch, FIRST_SEQ
+        if batch.epoch < epoch or batch.seq < due:
+            yield arrival
+            return
+        if batch.seq > due:
+            self.next[batch.host] = epoch, due
+            self.held.setdefault(batch.host, {})[batch.seq] = arrival
+            self._bytes += batch.size_bytes
+            if self._bytes > MOST_BYTES:
+                for host in list(self.held):
+                    yield from self.release(host)
+            return
+        yield arrival
+        due += 1
+        waiting = self.held.get(batch.host)
+        if waiting:
+            while due in waiting:
+                following = waiting.pop(due)
+                self._bytes -= following.batch.size_bytes
+                yield following
+                due += 1
+            if not waiting:
+                del self.held[batch.host]
+        self.next[batch.host] = epoch, due
+
+    def expired(self, now: int) -> Iterator[Arrival]:
+        """Yield the batches of hosts with one that has waited too long."""
+        for host, waiting in list(self.held.items()):
+            if min([one.seen for one in waiting.values()]) < now - HOLD_S:
+                yield from self.release(host)
+
+    def release(self, host: str) -> Iterator[Arrival]:
+        """Yield all waiting batches of a host: the missing ones are given up."""
+        waiting = self.held.pop(host, {})
+        for seq in sorted(waiting):
+            arrival = waiting[seq]
+            self._bytes -= arrival.batch.size_bytes
+            self.next[host] = arrival.batch.epoch or 0, seq + 1
+            yield arrival
+
+    def waiting(self) -> list[Arrival]:
+        """Return all waiting batches."""
+        return [one for some in self.held.values() for one in some.values()]
+
+    def count(self) -> int:
+        """Return the number of waiting batches; also for a thread that does not put any."""
+        return sum(map(len, list(self.held.values())))
+
+    def restore(self, next_of: dict[str, tuple[int, int]], waiting: list[Arrival]) -> None:
+        """Restore a former state."""
+        self.next, self.held, self._bytes = dict(next_of), {}, 0
+        for one in waiting:
+            self.held.setdefault(one.batch.host, {})[one.batch.seq or 0] = one
+            self._bytes += one.batch.size_bytes

@@ -10,19 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from colmet.jobs.columns import (
-    ENDED,
-    FAILED,
-    INTEGER,
-    JOB,
-    JOB_COLUMNS,
-    OUT_OF_MEMORY,
-    REAL,
-    RUNNING,
-    START,
-    TEXT,
-    JobColumn,
-)
+from colmet.jobs import columns
+from colmet.jobs.columns import INTEGER, JOB, JOB_COLUMNS, REAL, START, TEXT, JobColumn
 
 
 class Derived(NamedTuple):
@@ -46,58 +35,53 @@ _IS_GIVEN = f"""system IN ('slurm', 'gridengine') AND allocated_cores > 0
 _CPUS = f"CASE WHEN {_IS_GIVEN} THEN 1.0 * allocated_cores ELSE cpus END"
 _CORE_S = f"CASE WHEN {_IS_GIVEN} THEN {_PER_CPU_S} * allocated_cores ELSE core_s END"
 
+
+def _derived(name: str, kind: str, unit: str, text: str, sql: str) -> Derived:
+    return Derived(JobColumn(name, kind, unit, text), sql)
+
+
 DERIVED = (
-    Derived(JobColumn("user", TEXT, "", "User of the job."), 'coalesce(owner, "user")'),
-    Derived(
-        JobColumn("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
+    _derived("user", TEXT, "", "User of the job.", 'coalesce(owner, "user")'),
+    _derived(
+        *("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
         # OAR and Grid Engine have no word for it; Slurm has
-        f"CASE WHEN state = '{FAILED}' AND system <> 'slurm' AND oom_kills > 0 THEN '{OUT_OF_MEMORY}' "
-        f"ELSE coalesce(state, CASE WHEN is_running THEN '{RUNNING}' ELSE '{ENDED}' END) END",
+        f"CASE WHEN state = '{columns.FAILED}' AND system <> 'slurm' AND oom_kills > 0 THEN '{columns.OUT_OF_MEMORY}' "
+        f"ELSE coalesce(state, CASE WHEN is_running THEN '{columns.RUNNING}' ELSE '{columns.ENDED}' END) END",
     ),
-    Derived(
-        JobColumn("end", INTEGER, "date", "Last row; of a running job, until now."), "coalesce(last, ended, start)"
-    ),
-    Derived(
-        JobColumn(
-            "wall_s", REAL, "s", "Time from the start to the last row; without rows, to the end by the batch system."
-        ),
+    _derived("end", INTEGER, "date", "Last row; of a running job, until now.", "coalesce(last, ended, start)"),
+    _derived(
+        *("wall_s", REAL, "s", "Time from the start to the last row; without rows, to the end by the batch system."),
         "coalesce(wall_s, 1.0 * (ended - started))",
     ),
-    Derived(JobColumn("cpus", REAL, "", "Cores that it held, the mean over time."), _CPUS),
-    Derived(JobColumn("core_s", REAL, "s", "Allocated CPU time: wall time times the cores that it held."), _CORE_S),
-    Derived(
-        JobColumn("cpu_ratio", REAL, "share", "CPU time used of the allocated."),
-        f"min(1.0, cpu_s / nullif({_CORE_S}, 0))",
+    _derived("cpus", REAL, "", "Cores that it held, the mean over time.", _CPUS),
+    _derived("core_s", REAL, "s", "Allocated CPU time: wall time times the cores that it held.", _CORE_S),
+    _derived(
+        *("cpu_ratio", REAL, "share", "CPU time used of the allocated."), f"min(1.0, cpu_s / nullif({_CORE_S}, 0))"
     ),
-    Derived(
-        JobColumn("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
-        f"max(0.0, ({_CORE_S}) - cpu_s)",
+    _derived(
+        *("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."), f"max(0.0, ({_CORE_S}) - cpu_s)"
     ),
-    Derived(JobColumn("waited_s", INTEGER, "s", "Time from the submission to the start."), "started - submitted"),
-    Derived(
-        JobColumn("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
+    _derived("waited_s", INTEGER, "s", "Time from the submission to the start.", "started - submitted"),
+    _derived(
+        *("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
         "coalesce(ended - started, wall_s) / (1.0 * nullif(requested_walltime_s, 0))",
     ),
-    Derived(
-        JobColumn(
-            *("memory_used_ratio", REAL, "share"),
-            "Memory peak of the allocated memory; without, of the requested, else of the limit.",
-        ),
+    _derived(
+        *("memory_used_ratio", REAL, "share"),
+        "Memory peak of the allocated memory; without, of the requested, else of the limit.",
         "coalesce(memory_peak / (1.0 * coalesce(nullif(allocated_memory, 0), nullif(requested_memory, 0))), "
         "memory_ratio)",
     ),
-    Derived(
-        JobColumn("gpu_ratio", REAL, "share", "Use of its GPUs, of the time that they were held."),
+    _derived(
+        *("gpu_ratio", REAL, "share", "Use of its GPUs, of the time that they were held."),
         "gpu_busy_s / nullif(gpu_s, 0)",
     ),
-    Derived(
-        JobColumn(
-            "energy_joules", REAL, "J", "Its share of its nodes' energy, and its GPUs' unless the meter has them."
-        ),
+    _derived(
+        *("energy_joules", REAL, "J", "Its share of its nodes' energy, and its GPUs' unless the meter has them."),
         _ENERGY,
     ),
-    Derived(
-        JobColumn("advice_count", INTEGER, "", "Number of rules of advice that apply."),
+    _derived(
+        *("advice_count", INTEGER, "", "Number of rules of advice that apply."),
         "CASE WHEN rules = '' THEN 0 ELSE length(rules) - length(replace(rules, ' ', '')) + 1 END",
     ),
 )

@@ -11,28 +11,15 @@ import base64
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from colmet.jobs import footprint
+from colmet.jobs import columns, footprint
 from colmet.jobs.archive.derived import ANSWERS, DERIVED, sql_of
 from colmet.jobs.archive.matching import plan
 from colmet.jobs.archive.queries import SPANS, spans
 from colmet.jobs.archive.store import HostKey, with_rules
-from colmet.jobs.columns import (
-    ADVICE,
-    BATCH,
-    BLOB,
-    FOOTPRINT,
-    HOST_COLUMNS,
-    INTEGER,
-    JOB_COLUMNS,
-    REAL,
-    RULES,
-    TEXT,
-    JobColumn,
-    Summary,
-    Value,
-)
+from colmet.jobs.columns import JobColumn, Summary, Value
 from colmet.jobs.job_summaries import hosts_of_job, job_summary, keyed_runs
 
 HOSTS, JOBS, STATE = "archive-hosts", "archive-jobs", "archive-state"  # names of indices, behind the prefix
@@ -44,14 +31,14 @@ Document = dict[str, Any]
 HOST_NAMES = "host_names"  # the hosts that it ran on
 LOWER_NAME = "name_lower"
 WHOLE = {span: f"whole_{span}" for span in SPANS}  # the month, week or day that has all of it; missing for longer jobs
-RULE_WORDS = f"{RULES.name}.words"
+RULE_WORDS = f"{columns.RULES.name}.words"
 
 _KEYWORD: Mapping[str, Any] = {"type": "keyword", "ignore_above": MAX_TEXT}
 _TYPES: Mapping[str, Mapping[str, Any]] = {
-    INTEGER: {"type": "long"},
-    REAL: {"type": "double"},
-    TEXT: _KEYWORD,
-    BLOB: {"type": "binary"},
+    columns.INTEGER: {"type": "long"},
+    columns.REAL: {"type": "double"},
+    columns.TEXT: _KEYWORD,
+    columns.BLOB: {"type": "binary"},
 }
 
 
@@ -59,9 +46,9 @@ def _field(column: JobColumn) -> Mapping[str, Any]:
     """Return the type of a column's field."""
     if column.unit == "date":
         return {"type": "date", "format": "epoch_second"}
-    if column == ADVICE:
+    if column == columns.ADVICE:
         return {"type": "keyword", "index": False, "doc_values": False}
-    if column == RULES:
+    if column == columns.RULES:
         return {**_KEYWORD, "fields": {"words": {"type": "text", "analyzer": "whitespace"}}}
     return _TYPES[column.kind]
 
@@ -73,7 +60,7 @@ _PACKED = {"index.codec": "best_compression"}
 def forms() -> dict[str, Document]:
     """Return settings and mappings of the indices, by name without prefix."""
     fields = {
-        HOSTS: {name: _field(column) for name, column in HOST_COLUMNS.items()},
+        HOSTS: {name: _field(column) for name, column in columns.HOST_COLUMNS.items()},
         JOBS: {**{name: _field(column) for name, column in ANSWERS.items()}, **_OWN_FIELDS},
         STATE: {"job": {"type": "long"}},
     }
@@ -96,7 +83,7 @@ def job_id(job: int, start: int) -> str:
 
 def host_document(row: Summary) -> Document:
     """Return the document of a host's summary."""
-    return {name: _json(row[name]) for name in HOST_COLUMNS if row.get(name) is not None}
+    return {name: _json(row[name]) for name in columns.HOST_COLUMNS if row.get(name) is not None}
 
 
 def host_version(row: Summary) -> int:
@@ -112,34 +99,34 @@ def _json(value: Value) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def row_of(document: Mapping[str, Any], columns: Mapping[str, JobColumn], names: Sequence[str]) -> dict[str, Value]:
+def row_of(document: Mapping[str, Any], declared: Mapping[str, JobColumn], names: Sequence[str]) -> dict[str, Value]:
     """Return the values of a document by the names of columns; those of another type are missing."""
-    return {name: _value(columns[name], document.get(name)) for name in names}
+    return {name: _value(declared[name], document.get(name)) for name in names}
 
 
 def host_row(document: Mapping[str, Any], key: HostKey) -> dict[str, Value]:
     """Return the summary of a host; curves that cannot be read are missing."""
-    row = row_of(document, HOST_COLUMNS, list(HOST_COLUMNS))
+    row = row_of(document, columns.HOST_COLUMNS, list(columns.HOST_COLUMNS))
     row.update(zip(("job", "host", "start"), key))
-    packed = row[FOOTPRINT.name]
+    packed = row[columns.FOOTPRINT.name]
     if isinstance(packed, bytes):
         try:
             footprint.decode(packed)
         except ValueError:
-            row[FOOTPRINT.name] = None
+            row[columns.FOOTPRINT.name] = None
     return row
 
 
 def _value(column: JobColumn, value: Any) -> Value:
-    if column.kind == REAL and type(value) in (int, float):
+    if column.kind == columns.REAL and type(value) in (int, float):
         return float(value)
-    if column.kind == INTEGER and type(value) is int:
+    if column.kind == columns.INTEGER and type(value) is int:
         return int(value)
     if not isinstance(value, str):
         return None
-    if column.kind == TEXT:
+    if column.kind == columns.TEXT:
         return value
-    if column.kind == BLOB:
+    if column.kind == columns.BLOB:
         try:
             return base64.b64decode(value, validate=True)
         except ValueError:
@@ -147,28 +134,25 @@ def _value(column: JobColumn, value: Any) -> Value:
     return None
 
 
-class Answers:
-    """Computes derived values, by the expressions in SQL that the local archive uses."""
-
-    def __init__(self) -> None:
-        self._database = sqlite3.connect(":memory:", check_same_thread=False)
-        values = [f'{sql_of(one.column.name)} AS "{one.column.name}"' for one in DERIVED]
-        values.append(f'lower(name) AS "{LOWER_NAME}"')
-        given = ", ".join([f'? AS "{name}"' for name in JOB_COLUMNS])
-        self._names = [*[one.column.name for one in DERIVED], LOWER_NAME]
-        self._question = f"SELECT {', '.join(values)} FROM (SELECT {given})"
-
-    def of(self, row: Summary) -> dict[str, Value]:
-        """Return the derived values of a row of table `jobs`, by name."""
-        given = [row.get(name) for name in JOB_COLUMNS]
-        return dict(zip(self._names, self._database.execute(self._question, given).fetchone()))
-
-    def close(self) -> None:
-        """Close the database; idempotent."""
-        self._database.close()
+_DERIVED = ", ".join([f'{sql_of(one.column.name)} AS "{one.column.name}"' for one in DERIVED])
+_GIVEN = ", ".join([f'? AS "{name}"' for name in columns.JOB_COLUMNS])
 
 
-_OF_BATCH = {column.name: column for column in BATCH}
+def answers_of(row: Summary) -> dict[str, Value]:
+    """Return the derived values of a row of table `jobs`, by the expressions in SQL that the local archive uses."""
+    given = [row.get(name) for name in columns.JOB_COLUMNS]
+    question = f'SELECT {_DERIVED}, lower(name) AS "{LOWER_NAME}" FROM (SELECT {_GIVEN})'
+    return dict(_calculator().execute(question, given).fetchone())
+
+
+@cache
+def _calculator() -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    database.row_factory = sqlite3.Row
+    return database
+
+
+_OF_BATCH = {column.name: column for column in columns.BATCH}
 _NO_FACTS: Mapping[str, Value] = dict.fromkeys(_OF_BATCH)
 
 
@@ -179,7 +163,7 @@ class Facts(NamedTuple):
     values: Mapping[str, Value]
 
 
-def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts], answers: Answers) -> dict[int, Document]:
+def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts]) -> dict[int, Document]:
     """Return the documents of all jobs with one number, by their starts, from all summaries of its hosts."""
     keyed = keyed_runs(hosts, [one.values for one in facts])
     rows = [dict(with_rules({**job_summary(run), "start": start})) for start, run in keyed.items()]
@@ -188,24 +172,21 @@ def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts], an
     rows = [{**row, **known.get(int(str(row["start"])), {})} for row in rows]
     # the batch system knows jobs whose nodes have sent nothing
     rows += [{"job": job, **row} for row in change.inserts]
-    return {int(str(row["start"])): job_document(row, hosts, answers) for row in rows}
+    return {int(str(row["start"])): job_document(row, hosts) for row in rows}
 
 
-def job_document(row: Mapping[str, Value], hosts: Sequence[Summary], answers: Answers) -> Document:
+def job_document(row: Mapping[str, Value], hosts: Sequence[Summary]) -> Document:
     """Return the document of a whole job's row, with summaries of all hosts with its number."""
-    whole = {**row, **answers.of(row)}
+    whole = {**row, **answers_of(row)}
     start, end = int(str(row["start"])), int(str(whole["end"]))
     within = [one for one in hosts if start <= int(str(one["start"])) <= end]
     names = {str(one["host"]) for one in hosts_of_job(row, within)}
     found = {name: _json(value) for name, value in whole.items() if value is not None}
-    found.update({field: name for span, field in WHOLE.items() for name in _whole(span, start, end)})
+    for span, field in WHOLE.items():
+        (first,) = spans(span, start, start)
+        if end <= first.until:
+            found[field] = first.name
     return {**found, HOST_NAMES: sorted(names)} if names else found
-
-
-def _whole(span: str, start: int, end: int) -> list[str]:
-    """Return the name of the month, week or day that has all of a job, if one has."""
-    (first,) = spans(span, start, start)
-    return [first.name] if end <= first.until else []
 
 
 class JobState(NamedTuple):

@@ -14,20 +14,10 @@ from typing import Any, NamedTuple
 from colmet.common import database_client
 from colmet.common.database_client import DatabaseClient
 from colmet.common.errors import OutputUnavailable
+from colmet.jobs.archive import queries
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.archive.documents import HOST_NAMES, HOSTS, JOBS, LOWER_NAME, RULE_WORDS, row_of
-from colmet.jobs.archive.queries import (
-    ArchivedJob,
-    Deadline,
-    JobArchive,
-    JobFilter,
-    JobPage,
-    Row,
-    UsageGroup,
-    check_groups,
-    check_page,
-    task_parts,
-)
+from colmet.jobs.archive.queries import ArchivedJob, Deadline, JobArchive, JobFilter, JobPage, Row, UsageGroup
 from colmet.jobs.archive.store import ArchiveError
 from colmet.jobs.columns import HOST_COLUMNS, LARGE, RUNNING
 from colmet.jobs.job_summaries import hosts_of_job
@@ -52,12 +42,7 @@ class Hit(NamedTuple):
 
 
 class ElasticArchive(JobArchive):
-    """The shared archive. Used by one thread.
-
-    Args:
-        client: of the servers.
-        prefix: of the names of all indices.
-    """
+    """The shared archive, in indices whose names begin with `prefix`. Used by one thread."""
 
     def __init__(self, client: DatabaseClient, prefix: str, limit_s: float = math.inf) -> None:
         self._client = client
@@ -66,10 +51,7 @@ class ElasticArchive(JobArchive):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, limit_s: float = math.inf) -> ElasticArchive:
-        """Return the archive for the options of `database_client.add_options`; ConfigError for invalid ones.
-
-        `limit_s` is as in `LocalArchive`.
-        """
+        """Return the archive for the options of `database_client.add_options`; ConfigError for invalid ones."""
         prefix = database_client.checked_prefix(options)
         return cls(database_client.open_client(options, warns=False), prefix, limit_s)
 
@@ -88,19 +70,20 @@ class ElasticArchive(JobArchive):
     ) -> JobPage:
         """Return a page of jobs; see `JobArchive.jobs`."""
         where.check()
-        check_page(columns, sort, offset, limit)
+        queries.check_page(columns, sort, offset, limit)
         wanted = list(dict.fromkeys(columns))
         way = "desc" if descending else "asc"
-        order = [_by("start", way, "date"), _by("job", way, "long")]
+        order = [in_order("start", way, "date"), in_order("job", way, "long")]
         if sort != "start":
-            order.insert(0, _by(sort, way, "keyword"))
+            order.insert(0, in_order(sort, way, "keyword"))
         filters = filters_of(where)
         total = self._count(filters)
         rows: list[Row] = []
         after: list[Any] | None = None
-        if offset + limit > PAGE:  # the server counts no further
-            after = self._skip(filters, order, offset) if offset < total else None
-            offset = offset if offset >= total else 0
+        if PAGE - limit < offset < total:  # the server counts no further
+            for hit in self.pages(JOBS, filters, order, (), offset):
+                after = hit.sort
+            offset = 0
         if offset < total:
             rows = [
                 row_of(hit.source, ANSWERS, wanted)
@@ -115,21 +98,21 @@ class ElasticArchive(JobArchive):
         filters: Filters = [{"term": {"job": job}}]
         rows = [
             row_of(hit.source, ANSWERS, ["start"])
-            for hit in self.pages(JOBS, filters, [_by("start", "desc", "date")], ["start"])
+            for hit in self.pages(JOBS, filters, [in_order("start", "desc", "date")], ["start"])
         ]
         starts = [row["start"] for row in rows if isinstance(row["start"], int)]
         if not starts or (start is not None and start not in starts):
             return None
         of = starts[0] if start is None else start
         at = {"range": {"start": {"gte": of, "lte": of, "format": "epoch_second"}}}
-        found = list(self.pages(JOBS, [*filters, at], [_by("start", "desc", "date")], list(ANSWERS), 1))
+        found = list(self.pages(JOBS, [*filters, at], [in_order("start", "desc", "date")], list(ANSWERS), 1))
         if not found:  # it has another start by now
             return None
         summary = row_of(found[0].source, ANSWERS, list(ANSWERS))
         end = summary["end"]
         last = max(of, end if isinstance(end, int) else of)
         while_there = {"range": {"start": {"gte": of, "lte": last, "format": "epoch_second"}}}
-        order = [_by("start", "asc", "date"), _by("host", "asc", "keyword")]
+        order = [in_order("start", "asc", "date"), in_order("host", "asc", "keyword")]
         names = list(HOST_COLUMNS)
         hosts: list[Row] = [
             row_of(hit.source, HOST_COLUMNS, names) for hit in self.pages(HOSTS, [*filters, while_there], order, names)
@@ -141,7 +124,7 @@ class ElasticArchive(JobArchive):
         from colmet.jobs.archive.elastic_usage import usage_of
 
         where.check()
-        check_groups(by)
+        queries.check_groups(by)
         return usage_of(self, where, by)
 
     # -- searches --
@@ -149,9 +132,7 @@ class ElasticArchive(JobArchive):
     def search(self, index: str, query: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a search; without the index, an empty one.
 
-        Raises:
-            ArchiveError: the server does not answer, or not as expected.
-            QueryError: the time for answers is over.
+        ArchiveError if the server does not answer, or not as expected; QueryError if the time for answers is over.
         """
         self._deadline.check()
         path = f"/{self._prefix}{index}/_search?{_WHERE}"
@@ -180,14 +161,7 @@ class ElasticArchive(JobArchive):
     ) -> Iterator[Hit]:
         """Yield documents in an order that no two share a place in; all without `limit`.
 
-        Args:
-            index: name without prefix.
-            filters: all hold.
-            order: as for the server.
-            columns: to be read.
-            limit: most documents.
-            offset: documents skipped; with `limit` at most `PAGE`.
-            after: the place of the document before the first one, instead of `offset`.
+        `offset` documents are skipped, with `limit` at most `PAGE`; or all up to the place `after`.
         """
         row_bytes = 200 + sum([LARGE_BYTES if name in _LARGE else VALUE_BYTES for name in columns])
         most = max(1, min(PAGE - offset, PAGE_BYTES // row_bytes))
@@ -211,13 +185,6 @@ class ElasticArchive(JobArchive):
             query.pop("from", None)
             left = None if left is None else left - len(hits)
 
-    def _skip(self, filters: Filters, order: Sequence[Mapping[str, Any]], offset: int) -> list[Any] | None:
-        """Return the sort values of the document before `offset`."""
-        last: list[Any] | None = None
-        for hit in self.pages(JOBS, filters, order, (), offset):
-            last = hit.sort
-        return last
-
     def _count(self, filters: Filters) -> int:
         query = {"size": 0, "query": {"bool": {"filter": filters}}, "track_total_hits": True}
         answer = self.search(JOBS, query)
@@ -227,7 +194,8 @@ class ElasticArchive(JobArchive):
             raise unexpected(err) from err
 
 
-def _by(name: str, way: str, kind: str) -> Mapping[str, Any]:
+def in_order(name: str, way: str, kind: str) -> Mapping[str, Any]:
+    """Return an order of documents by one field; missing values come last."""
     column = ANSWERS.get(name)
     if column is not None and kind == "keyword":
         kind = {"INTEGER": "long", "REAL": "double"}.get(column.kind, kind)
@@ -276,7 +244,7 @@ def filters_of(where: JobFilter) -> Filters:
     if where.array:
         found.append({"term": {"array": where.array}})
     if where.task:
-        task = task_parts(where.task) or ("", -1)  # of no array
+        task = queries.task_parts(where.task) or ("", -1)  # of no array
         named = [{"term": {"batch_id": where.task}}, {"term": {"array_index": task[1]}}]
         found += [{"term": {"array": task[0]}}, {"bool": {"should": named}}]
     if where.name:

@@ -48,31 +48,14 @@ class Write(NamedTuple):
 
 
 class Indices:
-    """The indices of a shared archive.
-
-    Args:
-        client: of the servers.
-        prefix: of the names of all indices.
-        use_templates: whether index templates may be made.
-
-    Attributes:
-        refused: documents refused for good.
-    """
+    """The indices of a shared archive; `refused` counts the documents refused for good."""
 
     def __init__(self, client: DatabaseClient, prefix: str, use_templates: bool = True) -> None:
-        self._client = client
+        self.client = client
         self._prefix = prefix
         self._use_templates = use_templates
         self._is_ready = False
         self.refused = 0
-
-    def stop(self) -> None:
-        """Send no more requests; the current one keeps its timeout."""
-        self._client.stop()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._client.close()
 
     def prepare(self) -> None:
         """Make the indices if they are missing, and their templates; add missing fields."""
@@ -82,9 +65,9 @@ class Indices:
             index = self._prefix + name
             if self._use_templates:
                 self._put_template(index, form)
-            answer = self._client.ask("GET", f"/{index}/_mapping")
+            answer = self.client.ask("GET", f"/{index}/_mapping")
             if answer.status == NOT_FOUND:
-                answer = self._client.ask("PUT", f"/{index}", json.dumps(form).encode())
+                answer = self.client.ask("PUT", f"/{index}", json.dumps(form).encode())
                 if answer.status != 200 and answer.error[0] != ALREADY_THERE:
                     raise OutputUnavailable(
                         f"index {index} cannot be made: status {answer.status}: {': '.join(answer.error)}; give the "
@@ -96,7 +79,7 @@ class Indices:
 
     def _put_template(self, index: str, form: Mapping[str, Any]) -> None:
         path = f"/_index_template/{index}"
-        answer = self._client.ask("GET", path)
+        answer = self.client.ask("GET", path)
         template = {
             "index_patterns": [index],
             "priority": TEMPLATE_PRIORITY,
@@ -111,7 +94,7 @@ class Indices:
             except (LookupError, TypeError, AttributeError):  # of others
                 return
         if answer.status in (200, NOT_FOUND):
-            answer = self._client.ask("PUT", path, json.dumps(template).encode())
+            answer = self.client.ask("PUT", path, json.dumps(template).encode())
         if answer.status != 200:
             self._use_templates = False
             log.warning(
@@ -130,7 +113,7 @@ class Indices:
             raise OutputUnavailable(f"the mapping of {index} is not what was expected: {err!r}") from err
         if missing:
             body = json.dumps({"properties": missing}).encode()
-            answer = self._client.ask("PUT", f"/{index}/_mapping", body)
+            answer = self.client.ask("PUT", f"/{index}/_mapping", body)
             if answer.status != 200:
                 log.warning(
                     "index lacks fields, they cannot be searched for: index=%s fields=%s status=%d %s",
@@ -142,7 +125,7 @@ class Indices:
         found: dict[str, StoredDocument] = {}
         for at in range(0, len(ids), AT_ONCE):
             body = json.dumps({"ids": ids[at : at + AT_ONCE]}).encode()
-            answer = self._client.ask("POST", f"/{self._prefix}{name}/_mget", body)
+            answer = self.client.ask("POST", f"/{self._prefix}{name}/_mget", body)
             _check(answer, "documents cannot be read")
             try:
                 for one in answer.body["docs"]:
@@ -160,14 +143,12 @@ class Indices:
     def write(self, writes: Sequence[Write]) -> list[int]:
         """Write documents, and return the status of each: `CONFLICT` for one that is not as expected.
 
-        A document that the server refuses for good is counted, and its status is below 500.
-
-        Raises:
-            OutputUnavailable: not now; some may be written.
+        A document that the server refuses for good is counted, and its status is below 500. OutputUnavailable: not now,
+        and some may be written.
         """
         statuses: list[int] = []
         for lines, count in _bulks([self._lines(one) for one in writes]):
-            answer = self._client.ask("POST", _BULK, lines, "application/x-ndjson")
+            answer = self.client.ask("POST", _BULK, lines, "application/x-ndjson")
             _check(answer, "a bulk request is refused")
             statuses += self._statuses(answer, count)
         return statuses

@@ -7,19 +7,20 @@ for jobs whose rows have ended and whose record has not come. Nothing waits for 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 from colmet.batch.answers import cancel
 from colmet.batch.records import JobRecord, RecordSource
-from colmet.batch.systems import RECORDS, find_record_sources
+from colmet.batch.systems import RECORDS
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError
-from colmet.jobs.archive.batch_rows import Joined
+from colmet.jobs.archive.store import ArchiveStore
 
 log = logging.getLogger(__name__)
 
@@ -36,40 +37,17 @@ SETTLED_S = 120  # after the last row, before a job is asked for by number
 STOP_S = 5.0
 
 
-class BatchArchive(Protocol):
-    """What is needed of an open archive; `ArchiveStore` describes the methods. Used by one thread."""
-
-    def asked_until(self, system: str) -> int | None:
-        """Return until when the ended jobs of a batch system are in the archive."""
-
-    def unsettled(self, since: float, until: float) -> list[int]:
-        """Return the numbers of jobs whose last row is of this interval, and whose end is unknown."""
-
-    def join(
-        self, system: str, records: Sequence[JobRecord], asked_until: float | None = None, unknown: Collection[int] = ()
-    ) -> Joined:
-        """Join records to their summaries, all or nothing."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class Joiner:
     """The thread.
 
-    Args:
-        sources: of records, one for each batch system.
-        opened: returns the open archive; called for each turn, in the thread.
-        period_s: between two questions to one batch system.
-        is_named: an option names these batch systems, so a failure is a warning.
-        clock: seconds since 1970.
-        monotonic: seconds of a steady clock.
+    `sources` has one for each batch system, `opened` is called for each turn, and returns the open archive. If an
+    option has named the batch systems (`is_named`), a failure is a warning.
     """
 
     def __init__(
         self,
         sources: Sequence[RecordSource],
-        opened: Callable[[], BatchArchive],
+        opened: Callable[[], ArchiveStore],
         period_s: float = PERIOD_S,
         is_named: bool = True,
         clock: Callable[[], float] = time.time,
@@ -82,8 +60,8 @@ class Joiner:
         self._clock = clock
         self._joined = self._alone = self._failures = 0
         self._backoffs = [Backoff(period_s, max(period_s, MAX_PAUSE_S), monotonic) for _ in sources]
-        self._late = [_Late(monotonic) for _ in sources]
         self._monotonic = monotonic
+        self._late = {source.name: (0, -math.inf) for source in sources}  # questions by number: how many, when again
         self._troubles: dict[str, tuple[str, float]] = {}  # by batch system: why it does not answer, since when
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -130,12 +108,12 @@ class Joiner:
 
     def turn(self) -> None:
         """Ask each batch system that is due."""
-        for source, backoff, late in zip(self.sources, self._backoffs, self._late):
+        for source, backoff in zip(self.sources, self._backoffs):
             if self._stop.is_set() or not backoff.is_due():
                 continue
             try:
                 with closing(self._opened()) as archive:
-                    self._ask(source, late, archive)
+                    self._ask(source, archive)
             except Exception as err:  # noqa: BLE001 - a defect here must not end the thread
                 self._fail(source, backoff, err)
                 continue
@@ -160,7 +138,7 @@ class Joiner:
                 exc_info=None if is_known else err,
             )
 
-    def _ask(self, source: RecordSource, late: _Late, archive: BatchArchive) -> None:
+    def _ask(self, source: RecordSource, archive: ArchiveStore) -> None:
         """Ask one batch system, and join its answers."""
         now = self._clock()
         running = source.running()
@@ -173,15 +151,16 @@ class Joiner:
             until = end
             if until >= now:
                 break
-        span_s = late.span_s()
-        if span_s and not self._stop.is_set():
-            if span_s == BACK_S and asked is not None:  # accounts may be hours late
+        times, due = self._late[source.name]
+        if self._monotonic() >= due and not self._stop.is_set():
+            is_all = times % ALL_EVERY == 0
+            if is_all and asked is not None:  # accounts may be hours late
                 self._join(archive, source, source.ended(now - LATE_SPAN_S, now), None)
-            self._look_up(archive, source, now, span_s, {one.job for one in running})
-            late.done()
+            self._look_up(archive, source, now, BACK_S if is_all else LATE_SPAN_S, {one.job for one in running})
+            self._late[source.name] = times + 1, self._monotonic() + LATE_EVERY_S
 
     def _look_up(
-        self, archive: BatchArchive, source: RecordSource, now: float, span_s: float, running: Collection[int]
+        self, archive: ArchiveStore, source: RecordSource, now: float, span_s: float, running: Collection[int]
     ) -> None:
         """Ask by number for the jobs that have ended, and have no record of it."""
         jobs = [job for job in archive.unsettled(now - span_s, now - SETTLED_S) if job not in running]
@@ -192,7 +171,7 @@ class Joiner:
 
     def _join(
         self,
-        archive: BatchArchive,
+        archive: ArchiveStore,
         source: RecordSource,
         records: Sequence[JobRecord],
         asked_until: float | None,
@@ -204,30 +183,3 @@ class Joiner:
             done = archive.join(source.name, part, asked_until if is_last else None, unknown if is_last else ())
             self._joined += done.joined
             self._alone += done.alone
-
-
-def joiner_of(
-    text: str, opened: Callable[[], BatchArchive], period_s: float = PERIOD_S, is_named: bool = True
-) -> Joiner:
-    """Return the thread for the batch systems named in a text; ConfigError for an unusable one."""
-    return Joiner(find_record_sources(text), opened, period_s, is_named)
-
-
-class _Late:
-    """When to ask by number, and for how far back."""
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._times = 0
-        self._next = -float("inf")
-
-    def span_s(self) -> float:
-        """Return seconds to look back now; 0 for not now."""
-        if self._monotonic() < self._next:
-            return 0
-        return LATE_SPAN_S if self._times % ALL_EVERY else BACK_S
-
-    def done(self) -> None:
-        """Note that it was done."""
-        self._times += 1
-        self._next = self._monotonic() + LATE_EVERY_S

@@ -1,37 +1,23 @@
-"""Answers from the archive's file on this machine."""
+"""Answers from the archive's file on this machine, and where that is."""
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from colmet.jobs.archive import queries
 from colmet.jobs.archive.derived import ANSWERS, DERIVED, LISTED, sql_of
-from colmet.jobs.archive.queries import (
-    MAX_GROUPS,
-    SPANS,
-    SUMS,
-    ArchivedJob,
-    Deadline,
-    JobArchive,
-    JobFilter,
-    JobPage,
-    Row,
-    Span,
-    UsageGroup,
-    by_size,
-    check_count,
-    check_groups,
-    check_page,
-    spans,
-    task_parts,
-)
-from colmet.jobs.archive.store import ArchiveError, ArchiveStore
+from colmet.jobs.archive.queries import ArchivedJob, Deadline, JobArchive, JobFilter, JobPage, Row, Span, UsageGroup
+from colmet.jobs.archive.store import SUFFIX, ArchiveError, ArchiveStore
 from colmet.jobs.columns import HOST_COLUMNS, LARGE, RUNNING, TEXT, JobColumn, fitting
 from colmet.jobs.job_summaries import hosts_of_job
 
+IN_JOURNAL = "archive.sqlite"  # name of the file in the journal's directory, without HDF5 files
 _FOREVER = 10**12  # seconds: beyond every time
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock: some 0.1 ms
 _INFINITE = (math.inf, -math.inf)  # sums of a damaged file
@@ -54,18 +40,14 @@ Where = tuple[str, list[Any]]  # a condition in SQL, and its values
 
 
 class LocalArchive(JobArchive):
-    """The archive in a file. Used by one thread.
+    """The archive in a file, given by its path or open. Used by one thread.
 
-    Args:
-        path: of the file.
-        limit_s: seconds for all answers from now on; later questions raise QueryError.
-
-    Raises:
-        ArchiveError: it cannot be read.
+    All answers have to be ready within `limit_s` from now; later questions raise QueryError. ArchiveError for a file
+    that cannot be read.
     """
 
-    def __init__(self, path: str, limit_s: float = math.inf) -> None:
-        self._store = ArchiveStore(path)
+    def __init__(self, path: str | ArchiveStore, limit_s: float = math.inf) -> None:
+        self._store = path if isinstance(path, ArchiveStore) else ArchiveStore(path)
         self._deadline = Deadline(limit_s)
         self._store.database.set_progress_handler(self._deadline.is_over, _STEPS)
 
@@ -84,7 +66,7 @@ class LocalArchive(JobArchive):
     ) -> JobPage:
         """Return a page of jobs; see `JobArchive.jobs`."""
         where.check()
-        check_page(columns, sort, offset, limit)
+        queries.check_page(columns, sort, offset, limit)
         condition, values = _where(where)
         total = self._ask(f"SELECT count(*) AS n FROM listed AS l WHERE {condition}", values)[0]["n"]
         if total <= offset:
@@ -124,12 +106,12 @@ class LocalArchive(JobArchive):
     def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         """Return sums by groups; see `JobArchive.usage`."""
         where.check()
-        check_groups(by)
-        span = next((word for word in by if word in SPANS), None)
+        queries.check_groups(by)
+        span = next((word for word in by if word in queries.SPANS), None)
         parts = [Span("", -_FOREVER, _FOREVER)]
         if span is not None:
             first, last = self._extent(where)
-            parts = spans(span, first, last) if first is not None and last is not None else []
+            parts = queries.spans(span, first, last) if first is not None and last is not None else []
         since = -_FOREVER if where.since is None else where.since
         until = _FOREVER if where.until is None else where.until
         self._ask("CREATE TEMP TABLE IF NOT EXISTS parts (since REAL PRIMARY KEY, until REAL, name TEXT)", [])
@@ -137,7 +119,7 @@ class LocalArchive(JobArchive):
         for one in parts:
             values = [max(one.since, since), min(one.until, until), one.name]
             self._ask("INSERT INTO parts VALUES (?, ?, ?)", values)
-        return by_size(self._sums(where, by))
+        return queries.by_size(self._sums(where, by))
 
     def _extent(self, where: JobFilter) -> tuple[float | None, float | None]:
         """Return the first and the last moment of the jobs within the interval; None without jobs."""
@@ -160,24 +142,25 @@ class LocalArchive(JobArchive):
             condition = f"{condition} AND coalesce(h.user, '') IN ('', {_marks(where.users)})"
             values = [*values, *where.users]
         groups = [f"{_key(word)} AS g{n}" for n, word in enumerate(by)]
-        columns = [f"{_of(name, of_hosts)} AS {name}" for name in SUMS]
+        own, at = (_HOST_SQL, "h") if of_hosts else ({}, "l")
+        columns = [f"{own.get(name, f'{at}.{name}')} AS {name}" for name in queries.SUMS]
         inner = ", ".join([*groups, "l.job AS job, l.start AS start", *columns, f"{_share(start, end)} AS part"])
         keys = ", ".join([f"g{n}" for n in range(len(by))])
         counted = "count(DISTINCT job || '.' || start)" if of_hosts else "count(*)"
-        sums = [f"sum({name} * part) AS {name}" for name in SUMS]
+        sums = [f"sum({name} * part) AS {name}" for name in queries.SUMS]
         first = f"coalesce((SELECT max(since) FROM parts WHERE since <= {start}), {-_FOREVER})"
         rows = self._ask(
             f"SELECT {keys}, {counted} AS jobs, {', '.join(sums)} FROM (SELECT {inner} FROM {source} "
             f"CROSS JOIN parts AS p ON p.since BETWEEN {first} AND max({start}, {end}) WHERE {condition}) "
-            f"WHERE part > 0 GROUP BY {keys} LIMIT {MAX_GROUPS + 1}",
+            f"WHERE part > 0 GROUP BY {keys} LIMIT {queries.MAX_GROUPS + 1}",
             values,
         )
-        check_count(len(rows))
+        queries.check_count(len(rows))
         return [
             UsageGroup(
                 tuple(["" if row[n] is None else str(row[n]) for n in range(len(by))]),
                 row["jobs"],
-                {name: None if row[name] in _INFINITE else row[name] for name in SUMS},
+                {name: None if row[name] in _INFINITE else row[name] for name in queries.SUMS},
             )
             for row in rows
         ]
@@ -216,13 +199,9 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _of(name: str, of_hosts: bool) -> str:
-    return _HOST_SQL.get(name, f"h.{name}") if of_hosts else f"l.{name}"
-
-
 def _key(word: str) -> str:
     """Return the column of a group."""
-    return "p.name" if word in SPANS else "h.host" if word == "host" else f"l.{_quoted(word)}"
+    return "p.name" if word in queries.SPANS else "h.host" if word == "host" else f"l.{_quoted(word)}"
 
 
 def _share(start: str, end: str) -> str:
@@ -256,7 +235,7 @@ def _where(where: JobFilter) -> Where:
     if where.array:
         add("l.array = ?", where.array)
     if where.task:
-        task = task_parts(where.task) or ("", -1)  # of no array
+        task = queries.task_parts(where.task) or ("", -1)  # of no array
         of = "SELECT batch_id = ? OR array_index = ? FROM jobs AS t WHERE t.job = l.job AND t.start = l.start"
         add(f"l.array = ? AND ({of})", task[0], where.task, task[1])
     if where.name:
@@ -275,3 +254,27 @@ def _where(where: JobFilter) -> Where:
 
 def _marks(some: Sequence[Any]) -> str:
     return ", ".join("?" * len(some))
+
+
+def path_of(options: argparse.Namespace) -> str:
+    """Return the path of the archive's file: --archive, else beside the HDF5 files or in the journal; "" for none.
+
+    Without HDF5 files there is one for a database only, whose journal is on disk.
+    """
+    named = getattr(options, "archive", None)
+    if named is not None:
+        return str(named)
+    if options.hdf5_filepath:
+        return f"{options.hdf5_filepath}{SUFFIX}"
+    journal = getattr(options, "journal_dir", None)
+    return os.path.join(journal, IN_JOURNAL) if has_database(options) and journal else ""
+
+
+def has_database(options: argparse.Namespace) -> bool:
+    """Return whether the collector writes to a database."""
+    return bool(getattr(options, "elastic_host", None))
+
+
+def is_shared(options: argparse.Namespace) -> bool:
+    """Return whether the collector's archive is in its database, too."""
+    return has_database(options) and bool(path_of(options)) and not getattr(options, "no_shared_archive", False)

@@ -7,11 +7,12 @@ node measured becomes a summary of its own, with columns of the batch system onl
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.batch.records import JobRecord
-from colmet.jobs.columns import BATCH, RUNNING, Summary, Value, whole_of
+from colmet.jobs.columns import BATCH, INTEGER, RUNNING, TEXT, Summary, Value, whole_of
 from colmet.jobs.job_summaries import NEAR_S, named_user
 
 NAMES = tuple(column.name for column in BATCH)
@@ -37,12 +38,9 @@ def columns_of(record: JobRecord) -> Known:
 
 
 def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
-    """Return what follows from new records for the summaries with one job number.
+    """Return what follows from new records, maybe repeated, for the summaries with one job number.
 
-    Args:
-        rows: all summaries of whole jobs with this number; of their columns `start`, `last`, `user` and those of
-            `BATCH`.
-        records: new ones; may be repeated.
+    Of the columns of `rows`, all whole jobs with this number, it needs `start`, `last`, `user` and those of `BATCH`.
     """
     known: list[dict[str, Value]] = []
     joined_records = [{name: row.get(name) for name in NAMES} for row in rows if row.get("started") is not None]
@@ -162,3 +160,38 @@ def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]
             found[at] = of
             used.add(of)
     return found
+
+
+# One row for each batch system: until when its ended jobs are in the archive.
+DDL = (f"CREATE TABLE IF NOT EXISTS asked (system {TEXT} PRIMARY KEY, until {INTEGER} NOT NULL) WITHOUT ROWID",)
+
+_COLUMNS = ", ".join([f'"{name}"' for name in NAMES])
+_READ = f'SELECT "start", "last", "user", {_COLUMNS} FROM jobs WHERE job = ?'
+_SETS = ", ".join([f'"{name}" = ?' for name in NAMES])
+_UPDATE = f"UPDATE jobs SET {_SETS} WHERE job = ? AND start = ?"
+
+
+def settle(database: sqlite3.Connection, job: int, records: Iterable[Known] = ()) -> JoinPlan:
+    """Join records to the summaries of one job number, within a transaction; return what has changed."""
+    rows: list[Summary] = [dict(row) for row in database.execute(_READ, (job,))]
+    change = plan(rows, records)
+    database.executemany("DELETE FROM jobs WHERE job = ? AND start = ?", [(job, start) for start in change.deletes])
+    database.executemany(
+        _UPDATE, [(*[columns.get(name) for name in NAMES], job, start) for start, columns in change.updates]
+    )
+    database.executemany(
+        f"INSERT INTO jobs (job, start, {_COLUMNS}) VALUES (?, ?{', ?' * len(NAMES)})",
+        [(job, row["start"], *[row.get(name) for name in NAMES]) for row in change.inserts],
+    )
+    return change
+
+
+def settle_written(database: sqlite3.Connection, jobs: Iterable[object]) -> None:
+    """Join records to the summaries that were just written, within the same transaction.
+
+    They waited without rows, or are with the hosts of another user, which came first.
+    """
+    question = "SELECT count(*) > 1 AND count(started) > 0 FROM jobs WHERE job = ?"
+    for job in {*jobs}:
+        if database.execute(question, (job,)).fetchone()[0]:
+            settle(database, int(str(job)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -35,12 +36,8 @@ def find(
 ) -> ArchivedJob | None:
     """Return a job in the archive with its hosts; None for an unknown one.
 
-    Args:
-        archive: open.
-        job: its number.
-        start: of several jobs with this number, the one that started then, or last before; None for the latest.
-        users: names of the only user with visible jobs; None for all.
-        projects: those whose jobs are visible to this user, too.
+    Of several jobs with this number it is the one that began at `start`, or last before; without, the latest. With
+    `users`, it is visible to the user with these names alone, or to who may see the `projects`.
     """
     found = _find(archive, JobFilter(users=users or (), jobs=[job]), start, users)
     if users is None or not projects or (found is not None and start in (None, found.summary["start"])):
@@ -74,16 +71,8 @@ def made_from(
 ) -> tuple[Report | None, ColmetError | None]:
     """Return the report of a job from its stored rows and its summary, and the error of an unreadable store.
 
-    Args:
-        found: the summary with its hosts, if any.
-        opened: opens the store.
-        asked: the job and its interval.
-        now: seconds since 1970.
-        seen: returns the visible rows of a history.
-        without_rows: called with the store if it has no rows of the job.
-
-    Raises:
-        ColmetError: the store cannot be read, and there is no summary.
+    `opened` opens the store, `seen` returns the visible rows of a history, and `without_rows` is called with a store
+    that has no rows of the job. ColmetError if the store cannot be read, and there is no summary.
     """
     report: Report | None = None
     unread: ColmetError | None = None
@@ -103,17 +92,15 @@ def made_from(
 
 
 def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> Report | None:
-    """Return the report of a job from that of its rows and its summary; None if there is neither.
+    """Return the report of a job from that of its rows and its summary, as far as there are any.
 
-    Args:
-        report: of the stored rows, if any.
-        found: the summary with its hosts, if any.
-        is_part: whether the report is of an interval of the job: the archive has whole jobs only.
+    A report of an interval of the job (`is_part`) is of its rows alone: the archive has whole jobs only.
     """
     if found is None or (report is None and is_part):
         return report
     archived = replace(report_of(found.summary, found.hosts), starts=tuple(found.starts))
-    if report is not None and archived.state == ENDED and not _is_same(report, archived):
+    is_apart = report is not None and (report.start > archived.end + DELAY_S or report.end < archived.start)
+    if is_apart and archived.state == ENDED:
         return report  # a later job with this number, which the archive does not have yet
     if report is None or (not is_part and _lacks_rows(report, archived)):
         return replace(archived, warnings=(*archived.warnings, *excesses(archived)))
@@ -133,10 +120,6 @@ def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> R
     return replace(held, warnings=(*held.warnings, *excesses(held)))
 
 
-def _is_same(report: Report, archived: Report) -> bool:
-    return report.start <= archived.end + DELAY_S and report.end >= archived.start
-
-
 def _lacks_rows(report: Report, archived: Report) -> bool:
     """Return whether rows of a host are gone: fewer than the archive has seen, of less time."""
     stored = {host.host: host for host in report.hosts}
@@ -151,16 +134,10 @@ def _lacks_rows(report: Report, archived: Report) -> bool:
 
 
 class OneRun(RowsView):
-    """A history with the rows of one of several jobs with the same number.
+    """A history with the rows of one of several jobs with the same number, from `first` to `last`, seconds since 1970.
 
     The column `run` of the rows separates runs. Rows without it, of older nodes or other tables, are separated by time.
-
-    Args:
-        history: all rows; not closed by `close`.
-        job: the number.
-        runs: of all jobs with the number.
-        first: start of the job, seconds since 1970.
-        last: the last second before the next job with this number; None for the latest one.
+    `runs` are those of all jobs with the number. The given history is not closed by `close`.
     """
 
     def __init__(
@@ -214,3 +191,58 @@ def rows_of(history: History, job: int, found: ArchivedJob | None) -> History:
     if len(jobs) < 2:
         return history
     return OneRun(history, job, runs, jobs[-1][0].start)
+
+
+UNREADABLE = "the stored data cannot be read, or not all of it; administrators see why"
+LATEST = (1 << 63) - 1
+
+
+class OwnHistory(RowsView):
+    """A history with the rows of one job that belong to its user: of `own` hosts, each from a start on (None for all).
+
+    Rows of the nodes are those of the same hosts. Other jobs of these hosts are read to share the energy, and
+    `without_others` removes their part. The given history is not closed by `close`.
+    """
+
+    def __init__(self, history: History, job: int, own: Mapping[str, float | None]) -> None:
+        super().__init__(history)
+        self._job = job
+        self._own = own
+
+    @property
+    def warnings(self) -> Sequence[str]:  # type: ignore[override]  # read only
+        """Return that parts of the store are unreadable, without names of files."""
+        return (UNREADABLE,) if self._history.warnings else ()
+
+    def read(self, query: RowQuery) -> list[Series]:
+        """Return the rows of a job; see `History.read`."""
+        return [self._cut(series) for series in self._history.read(self._visible(query))]
+
+    def by_hosts(self, query: RowQuery) -> HostRows:
+        """Return access to the rows of single hosts; see `History.by_hosts`."""
+        if query.job == self._job and any(start is not None for start in self._own.values()):
+            return HeldRows(self.read(query))
+        return self._history.by_hosts(self._visible(query))
+
+    def _visible(self, query: RowQuery) -> RowQuery:
+        hosts = query.hosts
+        return replace(query, hosts=[host for host in self._own if hosts is None or host in hosts])
+
+    def _cut(self, series: Series) -> Series:
+        start = self._own.get(series.host)
+        if start is None or series.job != self._job:
+            return series
+        return series.within(math.ceil(start), LATEST)
+
+
+def without_others(report: Report) -> Report:
+    """Return a report without the energy and the CPU use of other jobs, and without what reveals their sum."""
+    energy = replace(
+        report.energy,
+        others_joules=None,
+        nobody_joules=None,
+        unshared_joules=None,
+        nodes_joules=None,
+        busy_ratio=None,
+    )
+    return replace(report, energy=energy)

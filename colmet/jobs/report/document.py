@@ -11,9 +11,7 @@ from colmet.common.lines import LONGEST, JobGap, shown
 from colmet.jobs import figures as model
 from colmet.jobs.figures import Report
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import complete_advice
-from colmet.jobs.report.phrases import verdict
-from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.requested import complete_advice, uses_of, verdict
 
 
 def document_of(report: Report) -> dict[str, Any]:
@@ -35,12 +33,9 @@ def document_of(report: Report) -> dict[str, Any]:
 
 
 def report_of(document: Any) -> Report:
-    """Return the report of a JSON document, without curves.
+    """Return the report of a JSON document, without curves; ColmetError for another document.
 
     Its texts are without control characters.
-
-    Raises:
-        ColmetError: it is none.
     """
     try:
         made = _made(Report, {**document, "curves": []})

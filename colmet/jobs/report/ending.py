@@ -6,18 +6,8 @@ import signal
 
 from colmet.common.lines import shown
 from colmet.common.text import count, duration, size
-from colmet.jobs.columns import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    NODE_FAILED,
-    OUT_OF_MEMORY,
-    RUNNING,
-    TIMEOUT,
-)
+from colmet.jobs import columns
 from colmet.jobs.figures import BatchFacts, Ending, Number, Report
-from colmet.jobs.report.requested import wall_s
 
 _OF_SHELL = 128  # a shell's exit code for a program that a signal ended: this and the signal's number
 _MEANINGS = {
@@ -52,30 +42,37 @@ _SEE_OUTPUT = "Its output has the reason."
 def ending_of(report: Report) -> Ending | None:
     """Return why the job ended; None if it runs, or nothing is known of its end."""
     batch = report.batch or BatchFacts()
-    if report.state == RUNNING or batch.state == RUNNING:
+    if report.state == columns.RUNNING or batch.state == columns.RUNNING:
         return None
-    if batch.state == OUT_OF_MEMORY or (batch.state == FAILED and report.memory.oom_kills):
-        return _out_of_memory(report)
-    known = {
-        DONE: _done,
-        FAILED: _failed,
-        TIMEOUT: _timeout,
-        CANCELLED: _cancelled,
-        NODE_FAILED: _node_failed,
-    }.get(batch.state)
-    if known is not None:
-        return known(report, batch)
+    if batch.state == columns.OUT_OF_MEMORY or (batch.state == columns.FAILED and report.memory.oom_kills):
+        text = f"the batch system reports that it exceeded its memory{_limit(report)}"
+        if report.memory.oom_kills:
+            text = f"the kernel killed {_killed(report)} at its limit{_limit(report)}"
+        return Ending(columns.OUT_OF_MEMORY, f"Out of memory: {text}.", _more_memory(report))
+    word = f" ({shown(batch.reason, 80)})" if batch.reason else ""  # the batch system's own
+    if batch.state == columns.DONE:
+        return _done(report, batch)
+    if batch.state == columns.FAILED:
+        return _failed(batch, word)
+    if batch.state == columns.TIMEOUT:
+        of = f" of {duration(batch.requested_walltime_s)}" if batch.requested_walltime_s else ""
+        return Ending(
+            columns.TIMEOUT,
+            f"Walltime reached: the batch system ended it at its walltime{of}.",
+            "Ask for more walltime, have it save its state from time to time and continue, or divide the work.",
+        )
+    if batch.state == columns.CANCELLED:
+        return Ending(columns.CANCELLED, f"Cancelled by its user, an administrator or a job of higher priority{word}.")
+    if batch.state == columns.NODE_FAILED:
+        return Ending(
+            columns.NODE_FAILED,
+            f"A node failed, or could not start it{word}: that is not the job's fault.",
+            "Submit it again; if it happens again, name the job to your administrators.",
+        )
     if report.memory.oom_kills:
         text = f"The kernel killed {_killed(report)} at its limit{_limit(report)}; how it ended is not reported."
-        return Ending(ENDED, text, _more_memory(report))
+        return Ending(columns.ENDED, text, _more_memory(report))
     return None if report.batch is None else _unreported(report, batch)
-
-
-def _out_of_memory(report: Report) -> Ending:
-    text = f"the batch system reports that it exceeded its memory{_limit(report)}"
-    if report.memory.oom_kills:
-        text = f"the kernel killed {_killed(report)} at its limit{_limit(report)}"
-    return Ending(OUT_OF_MEMORY, f"Out of memory: {text}.", _more_memory(report))
 
 
 def _killed(report: Report) -> str:
@@ -101,35 +98,32 @@ def _more_memory(report: Report) -> str:
 
 
 def _done(report: Report, batch: BatchFacts) -> Ending:
+    code = "" if batch.exit_code is None else f": exit code {batch.exit_code}"
     if report.memory.oom_kills:
         return Ending(
-            DONE,
-            f"Done{_exit_code(batch)}, though the kernel killed {_killed(report)} for lack of memory.",
+            columns.DONE,
+            f"Done{code}, though the kernel killed {_killed(report)} for lack of memory.",
             "Results may be incomplete. Ask for more memory, and let the script end at the first error (set -e).",
         )
-    return Ending(DONE, f"Done{_exit_code(batch)}.")
+    return Ending(columns.DONE, f"Done{code}.")
 
 
-def _exit_code(batch: BatchFacts) -> str:
-    return "" if batch.exit_code is None else f": exit code {batch.exit_code}"
-
-
-def _failed(report: Report, batch: BatchFacts) -> Ending:
+def _failed(batch: BatchFacts, word: str) -> Ending:
     code, number = batch.exit_code, batch.exit_signal
     if not number and code is not None and _OF_SHELL < code <= _OF_SHELL + max(signal.valid_signals()):
         number = code - _OF_SHELL
-    name = _signal(number) if number else ""
-    if name:
+    if number:
+        name = _signal(number)
         meaning, remedy = _MEANINGS.get(name, ("", _SEE_OUTPUT))
         by = f", exit code {code}" if code else ""
         return Ending(
-            FAILED, f"Failed: ended by signal {name} ({number}{by}){': ' if meaning else ''}{meaning}.", remedy
+            columns.FAILED, f"Failed: ended by signal {name} ({number}{by}){': ' if meaning else ''}{meaning}.", remedy
         )
     if code:
         meaning, remedy = _CODES.get(code, ("", _SEE_OUTPUT))
-        return Ending(FAILED, f"Failed with exit code {code}{': ' if meaning else ''}{meaning}.", remedy)
+        return Ending(columns.FAILED, f"Failed with exit code {code}{': ' if meaning else ''}{meaning}.", remedy)
     known = "its exit code is not reported" if code is None else f"its exit code is {code}"
-    return Ending(FAILED, f"Failed{_word(batch)}; {known}.", _SEE_OUTPUT)
+    return Ending(columns.FAILED, f"Failed{word}; {known}.", _SEE_OUTPUT)
 
 
 def _signal(number: int) -> str:
@@ -139,40 +133,21 @@ def _signal(number: int) -> str:
         return f"SIG{number}"
 
 
-def _timeout(report: Report, batch: BatchFacts) -> Ending:
-    asked = batch.requested_walltime_s
-    of = f" of {duration(asked)}" if asked else ""
-    return Ending(
-        TIMEOUT,
-        f"Walltime reached: the batch system ended it at its walltime{of}.",
-        "Ask for more walltime, have it save its state from time to time and continue, or divide the work.",
-    )
-
-
-def _cancelled(report: Report, batch: BatchFacts) -> Ending:
-    return Ending(CANCELLED, f"Cancelled by its user, an administrator or a job of higher priority{_word(batch)}.")
-
-
-def _node_failed(report: Report, batch: BatchFacts) -> Ending:
-    return Ending(
-        NODE_FAILED,
-        f"A node failed, or could not start it{_word(batch)}: that is not the job's fault.",
-        "Submit it again; if it happens again, name the job to your administrators.",
-    )
-
-
 def _unreported(report: Report, batch: BatchFacts) -> Ending:
     asked, lasted = batch.requested_walltime_s, wall_s(report)
     if asked and lasted is not None and lasted >= asked:
         return Ending(
-            ENDED,
+            columns.ENDED,
             f"It ran for {duration(lasted)} of a walltime of {duration(asked)}: it was probably ended there. The batch "
             "system has not reported how.",
             "Ask for more walltime if its output is incomplete.",
         )
-    return Ending(ENDED, "Ended; the batch system has not reported how.")
+    return Ending(columns.ENDED, "Ended; the batch system has not reported how.")
 
 
-def _word(batch: BatchFacts) -> str:
-    """Return the batch system's own word, in parentheses."""
-    return f" ({shown(batch.reason, 80)})" if batch.reason else ""
+def wall_s(report: Report) -> Number:
+    """Return the duration of the whole job: by the batch system, else by the rows; None for an interval of it."""
+    batch = report.batch
+    if batch is not None and batch.started is not None and batch.ended is not None:
+        return max(0.0, float(batch.ended - batch.started))
+    return report.wall_s if report.since is None and report.until is None else None

@@ -17,19 +17,10 @@ import numpy as np
 from colmet.common.growth import NODE_CPUS
 from colmet.common.growth import largest as most_of
 from colmet.common.measures import CPU_USED, NODE_CPU, POWER_TABLE, ZONES
-from colmet.jobs.figures import Energy, Number, added, ratio
+from colmet.jobs import fold_nodes
+from colmet.jobs.figures import Energy, Number, Report, added, ratio
 from colmet.jobs.fold_layout import NODE_CPU_TABLE, Floats, Ints, whole_numbers
-from colmet.jobs.fold_nodes import (
-    BY_COLUMNS,
-    BY_POWER,
-    BY_ZONES,
-    CPUS_BUSY,
-    JIFFY_S,
-    NODE_READS,
-    RAPL_TABLE,
-    energy_share,
-    step_energy,
-)
+from colmet.jobs.fold_nodes import CPUS_BUSY, energy_share
 from colmet.jobs.report.stored_fold import CpuTime, StoredFold, cpu_time
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.job_rows import HostJob, JobRows, Outline, labels
@@ -41,9 +32,9 @@ MARGIN_S = 120  # around a job, for the samples before its first and after its l
 MOST_JOBS = 200  # other jobs read
 CPUS_IDLE = [NODE_CPU[kind].best for kind in ("idle", "iowait")]
 SOURCES = {
-    BY_ZONES: (ZONES, "rapl"),
-    BY_COLUMNS: (RAPL_TABLE, "rapl"),
-    BY_POWER: (POWER_TABLE, "ipmi"),
+    fold_nodes.BY_ZONES: (ZONES, "rapl"),
+    fold_nodes.BY_COLUMNS: (fold_nodes.RAPL_TABLE, "rapl"),
+    fold_nodes.BY_POWER: (POWER_TABLE, "ipmi"),
 }  # the best first
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 METHOD = (
@@ -77,16 +68,11 @@ def total(values: Floats) -> Number:
     return float(known.sum()) if len(known) else None
 
 
-def energy_of(found: Sequence[NodeEnergy], wall_s: float, gpu_joules: Number) -> Energy:
-    """Return the energy of all hosts together, with the shares of those with known energy.
-
-    Args:
-        found: of nodes with known energy.
-        wall_s: time of the job, summed over all its nodes.
-        gpu_joules: energy of its GPUs.
-    """
+def energy_of(found: Sequence[NodeEnergy], report: Report, gpu_joules: Number) -> Energy:
+    """Return the energy of all hosts together, with the shares of those with known energy."""
     if not found:
         return Energy(gpu_joules=gpu_joules)
+    wall_s = sum(host.wall_s for host in report.hosts)
     others = [None if node.others is None else total(node.others) for node in found]
     return Energy(
         job_joules=added(total(node.job) for node in found),
@@ -103,14 +89,7 @@ def energy_of(found: Sequence[NodeEnergy], wall_s: float, gpu_joules: Number) ->
 
 
 class NodeRows:
-    """Stored rows of some nodes of a job, from a little before it to a little after.
-
-    Args:
-        rows: of the job.
-        hosts: some of its hosts.
-        tables: those of the nodes, with their columns.
-        span: the times of the job.
-    """
+    """Stored rows of some nodes of a job, from a little before it to a little after; `tables` have their columns."""
 
     def __init__(self, rows: JobRows, hosts: Sequence[HostJob], tables: Tables, span: Outline) -> None:
         self._rows, self._tables, self._hosts = rows, tables, hosts
@@ -130,13 +109,7 @@ class NodeRows:
     def energy(
         self, fold: StoredFold, used: Mapping[str, CpuTime | None], cpus: Mapping[str, float]
     ) -> dict[str, NodeEnergy]:
-        """Return the energy of nodes where it is known.
-
-        Args:
-            fold: folds the rows of other jobs.
-            used: CPU time of the job, by host.
-            cpus: of the hosts.
-        """
+        """Return the energy of nodes where it is known; `fold` is for rows of other jobs, `used` the job's CPU time."""
         steps = self._steps()
         node = self._node_cpu()
         known = {
@@ -147,9 +120,8 @@ class NodeRows:
         found = {}
         for stored in self._hosts:
             if stored.host in steps:
-                one = _shared(
-                    *(steps[stored.host], stored, used.get(stored.host), others.get(stored.host), node.get(stored.host))
-                )
+                host = stored.host
+                one = _shared(steps[host], stored, used.get(host), others.get(host), node.get(host))
                 if len(one.joules):
                     found[stored.host] = one
         return found
@@ -158,7 +130,7 @@ class NodeRows:
         """Return source, starts, ends and joules of each node: of zones, of 0.6's columns, or of the BMC's power."""
         found: dict[str, tuple[str, Floats, Floats, Floats]] = {}
         for source, (table, name) in SOURCES.items():
-            columns = [*NODE_READS[table], *(["zone", "name"] if table == ZONES else [])]
+            columns = [*fold_nodes.NODE_READS[table], *(["zone", "name"] if table == ZONES else [])]
             for series in self.read(table, columns):
                 if series.host not in found:
                     starts, ends, joules = _steps_of(source, series)
@@ -186,11 +158,8 @@ class NodeRows:
         for job in sorted({job for jobs in there.values() for job in jobs}):
             left = [host for host, jobs in there.items() if job in jobs]
             for source in CPU_USED.sources:
-                read = (
-                    self._rows.read(RowQuery(job, source.table, [source.column], self._since, self._until, left))
-                    if left
-                    else []
-                )
+                query = RowQuery(job, source.table, [source.column], self._since, self._until, left)
+                read = self._rows.read(query) if left else []
                 for series in [one for one in read if not np.isnan(one.values(source.column)).all()]:
                     # the first row of a job started during the interval is up to a period after its start
                     period_s = cadence_s(series.times, 0) or 1
@@ -205,14 +174,8 @@ class NodeRows:
     def _other_jobs(self, hosts: Sequence[str]) -> dict[str, set[int]]:
         """Return the other jobs of each host, as the rows of nodes list them; hosts with unknown jobs are left out."""
         found: dict[str, set[int]] = {}
-        table = next(
-            (
-                name
-                for name in (NODE_CPU_TABLE, POWER_TABLE, RAPL_TABLE)
-                if "involved_jobs" in self._tables.get(name, ())
-            ),
-            "",
-        )
+        listing = [name for name, columns in self._tables.items() if "involved_jobs" in columns]
+        table = next((name for name in (NODE_CPU_TABLE, POWER_TABLE, fold_nodes.RAPL_TABLE) if name in listing), "")
         for series in self.read(table, ["involved_jobs"]):
             texts = np.unique(labels(series, "involved_jobs")).tolist()
             jobs = {int(number) for text in texts for number in _NUMBER.findall(text.decode("ascii", "replace"))}
@@ -225,18 +188,18 @@ def _cpu_time(times: Ints, jiffies: Floats) -> CpuTime:
     """Return the CPU time of a node since its first row; stores need not keep the order of rows of one second."""
     order = np.lexsort((jiffies, times))
     jiffies = jiffies[order]
-    return cpu_time(times[order], np.maximum(np.diff(jiffies, prepend=jiffies[0]), 0) * JIFFY_S, None)
+    return cpu_time(times[order], np.maximum(np.diff(jiffies, prepend=jiffies[0]), 0) * fold_nodes.JIFFY_S, None)
 
 
 def _steps_of(source: int, series: Series) -> tuple[Floats, Floats, Floats]:
     """Return starts, ends and joules of the known steps between the samples of a node."""
     values = np.stack(
-        [whole_numbers(series.columns[name]) for name in NODE_READS[series.table] if name in series.columns]
+        [whole_numbers(series.columns[name]) for name in fold_nodes.NODE_READS[series.table] if name in series.columns]
     )
     times = series.seconds
     at = np.cumsum(np.diff(series.times, prepend=series.times[:1]) > 0)
     energy, count = np.zeros((2, len(times)), np.int64)
-    if source == BY_ZONES:  # of rows of one second, the last ones of each zone
+    if source == fold_nodes.BY_ZONES:  # of rows of one second, the last ones of each zone
         names = labels(series, "name")
         wanted = np.flatnonzero((values[0] >= 0) & ((names.astype("S7") == b"package") | (names == b"dram")))
         zones, last = labels(series, "zone")[wanted], wanted
@@ -247,7 +210,7 @@ def _steps_of(source: int, series: Series) -> tuple[Floats, Floats, Floats]:
             last = wanted[order[is_last]]
         np.add.at(energy, at[last], values[0, last])
         np.add.at(count, at[last], 1)
-    elif source == BY_COLUMNS:
+    elif source == fold_nodes.BY_COLUMNS:
         np.add.at(energy, at, np.where(values >= 0, values, 0).sum(axis=0))
         np.maximum.at(count, at, (values >= 0).sum(axis=0))
     else:
@@ -256,15 +219,11 @@ def _steps_of(source: int, series: Series) -> tuple[Floats, Floats, Floats]:
         np.maximum.at(count, at, (watts >= 0).astype(np.int64))
     here = count > 0
     times, energy, count = times[here], energy[here], count[here]
-    if len(times) < 2:
-        return np.empty(0), np.empty(0), np.empty(0)
     steps = np.diff(times)
-    used, known = step_energy(source, steps, energy[:-1], energy[1:], count[:-1], count[1:], steps.min())
-    return (
-        times[:-1][known].astype(np.float64),
-        times[1:][known].astype(np.float64),
-        used[known].astype(np.float64) * 1e-6,
-    )
+    shortest = steps.min(initial=1 << 50)
+    used, known = fold_nodes.step_energy(source, steps, energy[:-1], energy[1:], count[:-1], count[1:], shortest)
+    starts, ends, joules = [one[known].astype(np.float64) for one in (times[:-1], times[1:], used)]
+    return starts, ends, joules * 1e-6
 
 
 def _shared(

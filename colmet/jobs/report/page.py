@@ -22,9 +22,8 @@ from colmet.common.text import UTC, Clock, counted, percent
 from colmet.jobs.figures import Curve, HostFigures, Number, Report
 from colmet.jobs.report import charts
 from colmet.jobs.report.charts import TextRow
-from colmet.jobs.report.grade_advice import complete_advice, no_advice
-from colmet.jobs.report.phrases import no_verdict, verdict
-from colmet.jobs.report.style import NO_ICON, POLICY, STYLE
+from colmet.jobs.report.jobs_page import HEAD, STYLE
+from colmet.jobs.report.requested import complete_advice, no_advice, no_verdict, verdict
 from colmet.jobs.report.text import MOST_LINES, Page, by_use, host_columns
 
 CHART_SIZE = (360, 190)  # pixels; charts wrap to the width of the page, and are not scaled down
@@ -110,9 +109,7 @@ def html(report: Report, clock: Clock = UTC, unknown: str = "") -> bytes:
 def _page(report: Report, clock: Clock, unknown: str) -> Iterator[str]:
     words = Words(clock)
     title, *about = [said(line) for line in words.title(report)]
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
-    yield f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{NO_ICON}'
+    yield HEAD
     yield f"<title>{escape(title.text)}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
     yield f"<header>\n<h1>{escape(title.text)}</h1>"
     grades = [f'<b class="{one.grade}">{escape(one.sentence)}</b>' for one in verdict(report)]

@@ -5,6 +5,7 @@ The rest are curves, GPUs one by one, gaps, the origin of figures, and whether t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,41 +14,27 @@ from typing import Any
 import numpy as np
 
 from colmet.common import measures
+from colmet.common.growth import Capacity, ceiling, rates
+from colmet.common.lines import Line
 from colmet.common.measures import (
-    CGROUP,
-    CHARGED_READ,
-    CPU_USED,
-    MEMORY,
-    MEMORY_PEAK,
-    PROCESSES,
-    PROCESSES_TABLE,
-    TASKS,
-    TASKS_TABLE,
     Source,
 )
 from colmet.common.text import some_of
 from colmet.jobs.advice import advise, withheld
 from colmet.jobs.columns import Summary
-from colmet.jobs.figures import GpuUse, HostFigures, MemoryUse, Number, Report, Whereabouts, added
+from colmet.jobs.figures import Curve, GpuUse, HostFigures, MemoryUse, Number, Report, Whereabouts, added
 from colmet.jobs.fold_layout import LAYOUTS
-from colmet.jobs.fold_state import C_COUNT, C_LEFT, FIRST, G_COUNT
+from colmet.jobs.fold_state import Count, Gauge, Head
 from colmet.jobs.host_summaries import host_summaries
 from colmet.jobs.job_summaries import job_figures
-from colmet.jobs.report import gpus
-from colmet.jobs.report.curves import Lines, curves_of, lines_of
 from colmet.jobs.report.energy import NodeEnergy, NodeRows, energy_of, total
-from colmet.jobs.report.stored_fold import COLUMNS, CpuTime, StoredFold
+from colmet.jobs.report.stored_fold import COLUMNS, GPU_COLUMNS, CpuTime, StoredFold, gpus_of
 from colmet.jobs.summary_report import report_of
+from colmet.stored import job_completeness
 from colmet.stored.accounts import GAPS, LEDGER
-from colmet.stored.job_completeness import (
-    DELAY_S,
-    LATER_S,
-    NODE_TABLES,
-    FoundRows,
-    completeness_of,
-    found_of,
-    is_past,
-)
+from colmet.stored.capacity import of_job
+from colmet.stored.curves import broken, once, thinned
+from colmet.stored.job_completeness import DELAY_S, LATER_S, FoundRows
 from colmet.stored.job_rows import HostJob, JobInterval, JobRows
 from colmet.stored.series import NODE, History, RowQuery
 
@@ -68,7 +55,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
 
     The rows of a group of hosts are in memory at a time.
     """
-    rows = JobRows(history, asked, {**COLUMNS, **gpus.COLUMNS})
+    rows = JobRows(history, asked, {**COLUMNS, **GPU_COLUMNS})
     span = rows.outline
     if span is None:
         return None
@@ -85,19 +72,19 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         longest = longest or group[0].longest
         nodes = NodeRows(rows, group, tables, span)
         cpus = nodes.cpus()
-        used = {stored.host: fold.add(stored, cpus) for stored in group}
+        used = {stored.host: fold.add_host(stored, cpus) for stored in group}
         fold.add_of_nodes(nodes)
-        of_group = nodes.energy(fold.stored, used, cpus)
+        of_group = nodes.energy(fold, used, cpus)
         energy.update(of_group)
-        of_gpus += gpus.gpus_of(rows, group, tables, span)
-        found.append(found_of(rows, group, tables))
+        of_gpus += gpus_of(rows, group, tables, span)
+        found.append(job_completeness.found_of(rows, group, tables))
         for name, some in lines_of(group, cpus, of_group).items():
             lines[name] += some
         last.update({stored.host: stored.last for stored in group})
         periods += [stored.period_s for stored in group if stored.period_s is not None]
     if not last:  # removed meanwhile
         return None
-    summaries = fold.summaries()
+    summaries = host_summaries(fold.fold, np.array(list(fold.slots.values())))
     report = report_of(job_figures(summaries), summaries)
     node_tables = [name for name in tables if name not in RARE]
     report = replace(
@@ -108,13 +95,13 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         since=asked.since,
         until=asked.until,
         period_s=float(np.median(periods)) if periods else None,
-        cpu=replace(report.cpu, source="" if report.cpu.used_s is None else fold.origin(CPU_USED.sources)),
+        cpu=replace(report.cpu, source="" if report.cpu.used_s is None else fold.origin(measures.CPU_USED.sources)),
         time=fold.time(report, summaries),
         memory=fold.memory(report),
         io=replace(report.io, source=fold.source_of_io(report)),
         gpus=tuple(of_gpus),
-        energy=energy_of(list(energy.values()), sum(host.wall_s for host in report.hosts), _gpu_joules(of_gpus)),
-        completeness=completeness_of(found),
+        energy=energy_of(list(energy.values()), report, added(gpu.energy_joules for gpu in of_gpus)),
+        completeness=job_completeness.completeness_of(found),
         hosts=tuple([fold.host(host, energy.get(host.host)) for host in report.hosts]),
         curves=curves_of(report.hosts, lines),
         warnings=(*fold.warnings(report), *history.warnings),
@@ -124,44 +111,32 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
     return replace(report, advice_withheld=why, advice=() if why else advise(report))
 
 
-def _gpu_joules(found: Sequence[GpuUse]) -> Number:
-    return added(gpu.energy_joules for gpu in found)
-
-
-class _Fold:
+class _Fold(StoredFold):
     """The fold of a job's rows, with the origin of its figures on each host."""
 
     def __init__(self, job: int) -> None:
-        self.stored = StoredFold()
+        super().__init__()
         self._job = job
-        self._slots: dict[str, int] = {}
-        self._rows: dict[str, HostJob] = {}  # without most of their columns
+        self._tables: set[str] = set()
         self._clocks: list[str] = []
         self._samples: dict[str, int] = {}
         self._memory_now: dict[str, Number] = {}
 
-    def add(self, stored: HostJob, cpus: Mapping[str, float]) -> CpuTime | None:
+    def add_host(self, stored: HostJob, cpus: Mapping[str, float]) -> CpuTime | None:
         """Fold the rows of a host."""
-        slot, used = self.stored.add(self._job, stored, cpus.get(stored.host, np.nan))
-        self._slots[stored.host] = slot
         by_clock = stored.by_first_clock()
         self._samples[stored.host] = max(len(series.seconds) for series in by_clock.tables.values())
-        self._memory_now[stored.host] = _latest(stored, MEMORY.sources)
+        self._memory_now[stored.host] = _latest(stored, measures.MEMORY.sources)
         if by_clock.is_clock_set:
             self._clocks.append(stored.host)
-        tables = {name: replace(series, times=series.times[:1], columns={}) for name, series in stored.tables.items()}
-        self._rows[stored.host] = replace(stored, tables=tables)
-        return used
+        self._tables.update(stored.tables)
+        return self.add(self._job, stored, cpus.get(stored.host, np.nan))
 
     def add_of_nodes(self, nodes: NodeRows) -> None:
         """Fold the counters of some of its nodes."""
         for name, table in LAYOUTS.items():
             for series in nodes.read(name, table.names) if table.is_of_node else ():
-                self.stored.add_of_node(self._slots[series.host], series)
-
-    def summaries(self) -> list[Summary]:
-        """Return the summaries of the hosts."""
-        return list(host_summaries(self.stored.fold, np.array(self.stored.slots)))
+                self.add_of_node(self.slots[series.host], series)
 
     def samples(self) -> int:
         """Return the number of samples on the host with most, also of tables that the fold does not read."""
@@ -169,24 +144,24 @@ class _Fold:
 
     def _count(self, source: Source, host: str) -> int:
         """Return the number of values of a column on a host."""
-        table, slot, state = LAYOUTS[source.table], self._slots[host], self.stored.fold.state
+        table, slot, state = LAYOUTS[source.table], self.slots[host], self.fold.state
         if source.column in table.counters:
-            return int(state.counters[table.name][slot, C_COUNT, table.counters.index(source.column)])
-        return int(state.gauges[table.name][slot, G_COUNT, table.gauges.index(source.column)])
+            return int(state.counters[table.name][slot, Count.COUNT, table.counters.index(source.column)])
+        return int(state.gauges[table.name][slot, Gauge.COUNT, table.gauges.index(source.column)])
 
     def origin(self, sources: Sequence[Source]) -> str:
         """Return the origin of a figure: that of the first source with values on a host."""
-        return next((one.origin for one in sources if any(self._count(one, host) for host in self._slots)), "")
+        return next((one.origin for one in sources if any(self._count(one, host) for host in self.slots)), "")
 
     def host(self, host: HostFigures, energy: NodeEnergy | None) -> HostFigures:
         """Return the figures of a host with the time of its first row and its energy."""
-        first = int(self.stored.fold.state.head[self._slots[host.host], FIRST])
+        first = int(self.fold.state.head[self.slots[host.host], Head.FIRST])
         joules = None if energy is None else total(energy.job)
         return replace(host, first=first, samples=self._samples[host.host], energy_joules=joules)
 
     def time(self, report: Report, summaries: Sequence[Summary]) -> Whereabouts:
         """Return the time by state with what is missing of it, and why; impossible waits are missing."""
-        if not any(TASKS_TABLE in stored.tables for stored in self._rows.values()):
+        if measures.TASKS_TABLE not in self._tables:
             return replace(report.time, note="the kernel's accounting of tasks (taskstats) was not measured")
         notes, remedy = [], ""
         wrong = {
@@ -210,11 +185,11 @@ class _Fold:
         """Return the memory with the origin of its peak; without one, with the reason, as far as the rows show."""
         memory = report.memory
         if memory.peak_bytes is not None:
-            is_sampled = not self._peak_count(memory.host)
-            origin = next((one.origin for one in MEMORY.sources if self._count(one, memory.host)), "")
+            is_sampled = not self._count(measures.MEMORY_PEAK.best, memory.host)
+            origin = next((one.origin for one in measures.MEMORY.sources if self._count(one, memory.host)), "")
             now = self._memory_now[memory.host]
-            return replace(memory, sampled=is_sampled, source=origin if is_sampled else CGROUP, now_bytes=now)
-        if any(PROCESSES_TABLE in stored.tables for stored in self._rows.values()):
+            return replace(memory, sampled=is_sampled, source=origin if is_sampled else measures.CGROUP, now_bytes=now)
+        if measures.PROCESSES_TABLE in self._tables:
             remedy = "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
             return replace(memory, note="the memory of its processes could not be read", remedy=remedy)
         if self.samples() < SAMPLES_FOR_MEMORY:
@@ -224,16 +199,12 @@ class _Fold:
         note = "no memory cgroup held the job, and its processes were not measured"
         return replace(memory, note=note, remedy=remedy)
 
-    def _peak_count(self, host: str) -> int:
-        return self._count(MEMORY_PEAK.best, host)
-
     def source_of_io(self, report: Report) -> str:
         """Return ``tasks`` if the bytes are those charged to its tasks, ``cgroup`` if those of block devices."""
         if report.io.read_bytes is None and report.io.written_bytes is None:
             return ""
-        by_tasks = any(
-            self._count(source, host) for source in CHARGED_READ.of(TASKS, PROCESSES) for host in self._slots
-        )
+        charged = measures.CHARGED_READ.of(measures.TASKS, measures.PROCESSES)
+        by_tasks = any(self._count(source, host) for source in charged for host in self.slots)
         return "tasks" if by_tasks else "cgroup"
 
     def warnings(self, report: Report) -> Sequence[str]:
@@ -247,7 +218,7 @@ class _Fold:
                 f"the clock of {some_of(self._clocks, 3)} was set while the job ran: times are by the clock at its "
                 "start"
             )
-        wrong = [host for host in self._slots if self._has_left_out_cpu(host)]
+        wrong = [host for host in self.slots if self._has_left_out_cpu(host)]
         if wrong:
             found.append(
                 f"rows of {some_of(wrong, 3)} have more CPU time than its CPUs can have run, and that is not in the "
@@ -257,11 +228,11 @@ class _Fold:
 
     def _has_left_out_cpu(self, host: str) -> bool:
         """Return whether impossible CPU time is not in the sum."""
-        source = next((one for one in CPU_USED.sources if self._count(one, host)), None)
+        source = next((one for one in measures.CPU_USED.sources if self._count(one, host)), None)
         if source is None:
             return False
-        table, slot = LAYOUTS[source.table], self._slots[host]
-        left = self.stored.fold.state.counters[table.name][slot, C_LEFT, table.counters.index(source.column)]
+        table, slot = LAYOUTS[source.table], self.slots[host]
+        left = self.fold.state.counters[table.name][slot, Count.LEFT, table.counters.index(source.column)]
         return bool(left > 0)
 
 
@@ -299,9 +270,81 @@ def state_of(
     end = max(last.values())
     late_s = DELAY_S + period_s
     latest = [host for host, time in last.items() if time >= end - late_s]
-    of_nodes = next((name for name in NODE_TABLES if name in tables), next(iter(sorted(tables)), ""))
+    of_nodes = next((name for name in job_completeness.NODE_TABLES if name in tables), next(iter(sorted(tables)), ""))
     later = history.read(RowQuery(NODE, of_nodes, [], end - LATER_S, end + LATER_S, latest)) if of_nodes else []
-    gone = {series.host for series in later if is_past(series.times, last[series.host])}
+    gone = {series.host for series in later if job_completeness.is_past(series.times, last[series.host])}
     if gone and all(host in gone or now - last[host] > late_s for host in latest):
         return ENDED
     return RUNNING if now - end <= late_s else UNKNOWN
+
+
+MOST_POINTS = 400  # of a line
+
+# Name, title, unit, whether it is a rate, and the sources; the first one present on a host is drawn.
+CURVES: Sequence[tuple[str, str, str, bool, Sequence[Source]]] = (
+    ("cpu", "CPU", "cores", True, measures.CPU_USED.sources),
+    ("memory", "Memory", "bytes", False, measures.MEMORY.sources),
+    ("waiting", "Waiting for a CPU", "tasks", True, measures.WAIT_CPU.sources),
+    ("read", "Read", "bytes/s", True, measures.CHARGED_READ.of(measures.TASKS, measures.PROCESSES)),
+    ("written", "Written", "bytes/s", True, measures.CHARGED_WRITE.of(measures.TASKS, measures.PROCESSES)),
+    ("gpu", "GPU", "percent", False, measures.JOB_GPU_USE.sources),
+)
+
+
+Lines = dict[str, list[Line]]  # by name of a curve
+
+
+def lines_of(hosts: Sequence[HostJob], cpus: Mapping[str, float], energy: Mapping[str, NodeEnergy]) -> Lines:
+    """Return the lines of some hosts, from the job's rows, the CPUs of its nodes, and its shares of their energy."""
+    return {
+        **{name: _lines(hosts, cpus, sources, is_rate) for name, _, _, is_rate, sources in CURVES},
+        "power": _power(energy),
+    }
+
+
+def curves_of(hosts: Sequence[HostFigures], lines: Mapping[str, Sequence[Line]]) -> tuple[Curve, ...]:
+    """Return all curves with lines."""
+    bounds = {
+        "cpu": _same([host.cpus for host in hosts]),
+        "memory": _same([host.memory_limit_bytes for host in hosts]),
+        "gpu": 100.0,
+    }
+    found = [Curve(name, title, unit, tuple(lines[name]), bounds.get(name)) for name, title, unit, _, _ in CURVES]
+    found.append(Curve("power", "Power, the job's share", "watts", tuple(lines["power"])))
+    return tuple([curve for curve in found if curve.lines])
+
+
+def _same(values: Sequence[Number]) -> Number:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _lines(hosts: Sequence[HostJob], cpus: Mapping[str, float], sources: Sequence[Source], is_rate: bool) -> list[Line]:
+    lines = []
+    for stored in hosts:
+        for source in sources:
+            series = stored.tables.get(source.table)
+            if series is None:
+                continue
+            values = series.values(source.column) * source.unit.factor
+            if not np.isnan(values).all():
+                if is_rate:
+                    most = float(ceiling(source.table, source.column, _capacity(stored, cpus)))
+                    times, _, values = rates(series.times, values, most)
+                else:
+                    times, values = broken(*once(series.times, values))
+                if not np.isnan(values).all():
+                    lines.append(thinned(Line(stored.host, "", times, values), MOST_POINTS))
+                break
+    return lines
+
+
+def _capacity(stored: HostJob, cpus: Mapping[str, float]) -> Capacity:
+    """Return the CPUs and tasks of the job on a host, as far as known."""
+    series = stored.tables.get(measures.CGROUP_TABLE)
+    found = Capacity() if series is None else of_job(series)
+    return found._replace(cpus=cpus.get(stored.host, math.nan)) if np.isnan(found.cpus) else found
+
+
+def _power(energy: Mapping[str, NodeEnergy]) -> list[Line]:
+    lines = [Line(host, "", *broken(one.ends, one.job / (one.ends - one.starts))) for host, one in energy.items()]
+    return [thinned(line, MOST_POINTS) for line in lines if not np.isnan(line.values).all()]

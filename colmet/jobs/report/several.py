@@ -87,14 +87,10 @@ def gather_jobs(
     tasks: Collection[tuple[int, int]] = (),
     more: Sequence[str] = (),
 ) -> SeveralJobs:
-    """Return the report of the jobs that fulfil the conditions.
+    """Return the report of the jobs that fulfil the conditions, the latest `limit`, with `more` columns.
 
-    Args:
-        archive: open.
-        where: the conditions; of several jobs with one of its numbers the latest counts.
-        limit: most jobs, the latest.
-        tasks: numbers and starts of further jobs.
-        more: further columns.
+    Of several jobs with one of the numbers in `where` the latest counts; `tasks` are numbers and starts of further
+    jobs.
     """
     columns = (*COLUMNS, *more)
     if not where.jobs and not tasks:

@@ -7,37 +7,28 @@ day needs milliseconds. Runs are separated before, see `colmet.stored.runs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.growth import summed
+from colmet.common import measures
+from colmet.common.growth import MOST_WATTS, grown, summed
 from colmet.common.lines import text_of
-from colmet.common.measures import CGROUP_TABLE, CPU_UNATTRIBUTED, JOB_GPUS, MEMORY_PEAK, TASKS_PEAK
+from colmet.common.measures import CGROUP_TABLE, CPU_UNATTRIBUTED, JOB_GPUS, MEMORY_PEAK, TASKS_PEAK, Measure
 from colmet.common.schema import MISSING_INT
 from colmet.jobs import fold_layout as layout
+from colmet.jobs.figures import GpuUse, Number
 from colmet.jobs.fold import CPU_COUNTERS, Fold, columns_read
 from colmet.jobs.fold_layout import JOB_TABLES, LAYOUTS, Floats, Ints, TableLayout, whole_numbers
-from colmet.jobs.fold_state import (
-    BEGAN,
-    C_LEFT,
-    FIRST,
-    HOST,
-    JOB,
-    LAST,
-    MOST_CPUS,
-    MOST_TASKS,
-    NODE_CPUS,
-    START,
-    T_ROWS,
-    T_TIME,
-    USER,
-)
+from colmet.jobs.fold_nodes import LONGEST_PERIODS
+from colmet.jobs.fold_state import Count, Head, Rows
 from colmet.jobs.fold_steps import counters_in_order, gauges_in_order, most_growth, with_busy
-from colmet.stored.job_rows import HostJob, labels
-from colmet.stored.series import Series
+from colmet.stored.gap_finder import cadence_s
+from colmet.stored.job_rows import HostJob, JobRows, Outline, labels
+from colmet.stored.series import NODE, RowQuery, Series
 
 AT_ONCE = 20_000  # rows
 _PEAKS = [measure.best for measure in (MEMORY_PEAK, TASKS_PEAK)]  # since the start of the job
@@ -60,27 +51,21 @@ class StoredFold:
 
     Attributes:
         fold: the state.
-        slots: of the hosts of the job.
+        slots: of the job, by host.
     """
 
     def __init__(self) -> None:
         self.fold = Fold()
-        self.slots: list[int] = []
+        self.slots: dict[str, int] = {}
 
-    def add(self, job: int, stored: HostJob, node_cpus: float) -> tuple[int, CpuTime | None]:
-        """Fold the rows of a job on a host; return its slot, and its CPU time if that is known.
-
-        Args:
-            job: its number.
-            stored: the rows.
-            node_cpus: CPUs of the host; NaN if unknown.
-        """
+    def add(self, job: int, stored: HostJob, node_cpus: float) -> CpuTime | None:
+        """Fold the rows of a job on a host; return its CPU time if that is known."""
         rows = stored.by_first_clock()
         slot = self._take(job, rows.host, rows.first, rows.start, node_cpus)
-        self.slots.append(slot)
+        self.slots[rows.host] = slot
         head = self.fold.state.head[slot]
-        head[LAST] = rows.last
-        head[BEGAN] = 0 if rows.began is None else rows.began if rows.is_whole else -rows.began
+        head[Head.LAST] = rows.last
+        head[Head.BEGAN] = 0 if rows.began is None else rows.began if rows.is_whole else -rows.began
         parts = {
             name: _values(LAYOUTS[name], rows.tables[name], rows.is_whole) for name in JOB_TABLES if name in rows.tables
         }
@@ -89,8 +74,8 @@ class StoredFold:
             cpus, now, peak = [parts[CGROUP_TABLE][:, len(table.counters) + place] for place in table.capacity()]
             users = labels(rows.tables[CGROUP_TABLE], "user")
             for user in users[users != b""][-1:].tolist():
-                head[USER] = self.fold.state.user(text_of(user))
-            head[MOST_CPUS], head[MOST_TASKS] = cpus.max(), np.maximum(now, peak).max()
+                head[Head.USER] = self.fold.state.user(text_of(user))
+            head[Head.MOST_CPUS], head[Head.MOST_TASKS] = cpus.max(), np.maximum(now, peak).max()
         used = None
         for name, values in parts.items():
             places = [place for table, place, _ in CPU_COUNTERS if table == name and (values[:, place] >= 0).any()]
@@ -98,12 +83,12 @@ class StoredFold:
             grown = self._table(slot, LAYOUTS[name], rows.tables[name], values, rows.is_whole, place)
             if places and used is None:  # the tables are in the order of the sources of CPU time
                 used = cpu_time(rows.tables[name].times, grown * LAYOUTS[name].factors[place], start)
-        return slot, used
+        return used
 
     def add_of_node(self, slot: int, series: Series) -> None:
         """Fold the counters of a node, such as those of its network, in the rows between a job's first and last one."""
         table, head = LAYOUTS[series.table], self.fold.state.head[slot]
-        part = series.within(int(head[START]), int(head[LAST]))
+        part = series.within(int(head[Head.START]), int(head[Head.LAST]))
         if len(part):
             values = _values(table, part, True)
             self._repair(slot, table, part.times, values, False)
@@ -116,8 +101,8 @@ class StoredFold:
         first = int(series.times[0])
         slot = self._take(series.job, series.host, first, first if start is None else int(start), node_cpus)
         state, table = self.fold.state, LAYOUTS[series.table]
-        state.head[slot, LAST] = int(series.times[-1])
-        state.head[slot, BEGAN] = 0 if start is None else int(start)
+        state.head[slot, Head.LAST] = int(series.times[-1])
+        state.head[slot, Head.BEGAN] = 0 if start is None else int(start)
         place = table.counters.index(column)
         grown = self._table(slot, table, series, _values(table, series, True), start is not None, place)
         state.release([slot])
@@ -127,8 +112,8 @@ class StoredFold:
         state = self.fold.state
         slot = state.take()
         head = state.head[slot]
-        head[[JOB, HOST, FIRST, START]] = job, self.fold.nodes.index(host), first, start
-        head[NODE_CPUS] = MISSING_INT if np.isnan(node_cpus) else int(node_cpus)
+        head[[Head.JOB, Head.HOST, Head.FIRST, Head.START]] = job, self.fold.nodes.index(host), first, start
+        head[Head.NODE_CPUS] = MISSING_INT if np.isnan(node_cpus) else int(node_cpus)
         return slot
 
     def _table(self, slot: int, table: TableLayout, series: Series, values: Ints, is_whole: bool, place: int) -> Ints:
@@ -136,7 +121,7 @@ class StoredFold:
         state, times = self.fold.state, series.times
         self._repair(slot, table, times, values, is_whole)
         head, counted = state.head[slot], state.tables[table.name][slot]
-        since = np.diff(times, prepend=head[START] if head[BEGAN] > 0 else times[0])
+        since = np.diff(times, prepend=head[Head.START] if head[Head.BEGAN] > 0 else times[0])
         of_counters, of_gauges = slice(0, len(table.counters)), slice(len(table.counters), len(table.names))
         grown = []
         for at in range(0, len(times), AT_ONCE):
@@ -144,7 +129,7 @@ class StoredFold:
             if table.gauges:
                 gauges_in_order(table, state.gauges[table.name][slot], since[rows], values[rows, of_gauges])
             grown.append(counters_in_order(state, table, slot, times[rows], values[rows, of_counters], is_whole, place))
-        counted[T_ROWS], counted[T_TIME] = len(series.seconds), int(times[-1])
+        counted[Rows.ROWS], counted[Rows.TIME] = len(series.seconds), int(times[-1])
         return np.concatenate(grown)
 
     def _repair(self, slot: int, table: TableLayout, times: Ints, values: Ints, is_whole: bool) -> None:
@@ -158,11 +143,11 @@ class StoredFold:
             most = math.inf if kind == layout.FREE else float(most_growth(kind, head)[0])
             is_late, factor = kind in (layout.TASKS, layout.WAIT), float(table.factors[column])
             read = np.where(stored >= 0, stored * factor, np.nan)
-            since = (float(head[0, START]) if head[0, BEGAN] > 0 else -math.inf) if is_whole else None
+            since = (float(head[0, Head.START]) if head[0, Head.BEGAN] > 0 else -math.inf) if is_whole else None
             found = summed(times, read, most, since, is_late)
             counters[:, column] = MISSING_INT
             counters[np.searchsorted(times, found.times), column] = np.rint(found.values / factor).astype(np.int64)
-            self.fold.state.counters[table.name][slot, C_LEFT, column] += found.left_out
+            self.fold.state.counters[table.name][slot, Count.LEFT, column] += found.left_out
 
 
 def cpu_time(times: Ints, grown_s: npt.NDArray[np.floating[Any]], start: float | None) -> CpuTime:
@@ -206,3 +191,112 @@ def _sort_in_seconds(times: Ints, counters: Ints) -> None:
     for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(times)]):
         if end - first > 1:
             counters[first:end] = np.sort(counters[first:end], axis=0)
+
+
+OF_JOB, OF_NODE, SUMMED = measures.GPUS_OF_JOBS, measures.GPUS, measures.JOB_GPUS
+_OF_NODE = (measures.GPU_ENERGY, measures.GPU_POWER, measures.GPU_USE, measures.GPU_MEMORY_TOTAL)
+NODE_COLUMNS = ("uuid", "name", "jobs", *measures.columns_of(_OF_NODE)[OF_NODE])
+# Columns read from the job's own table, beside those of the fold.
+GPU_COLUMNS: Mapping[str, tuple[str, ...]] = {OF_JOB: ("uuid", "processes", measures.GPU_OF_JOB_MEMORY.best.column)}
+
+
+def gpus_of(
+    rows: JobRows, hosts: Sequence[HostJob], tables: Mapping[str, Sequence[str]], span: Outline
+) -> list[GpuUse]:
+    """Return the job's GPUs on some hosts; `tables` are those of the nodes, with their columns."""
+    holding = [stored for stored in hosts if OF_JOB in stored.tables]
+    of_node: dict[str, Series] = {}
+    wanted = [column for column in NODE_COLUMNS if column in tables.get(OF_NODE, ())]
+    if holding and "uuid" in wanted:
+        read = rows.read(RowQuery(NODE, OF_NODE, wanted, span.start, span.last, [stored.host for stored in holding]))
+        of_node = {series.host: series for series in read}
+    found: list[GpuUse] = []
+    for stored in hosts:
+        if OF_JOB in stored.tables:
+            series = stored.tables[OF_JOB]
+            uuids = np.unique(labels(series, "uuid")).tolist()
+            found += [_gpu(stored, uuid, series, of_node.get(stored.host)) for uuid in uuids]
+        elif SUMMED in stored.tables:
+            found.append(_summed(stored, stored.tables[SUMMED]))
+    return found
+
+
+def _gpu(stored: HostJob, uuid: bytes, series: Series, of_node: Series | None) -> GpuUse:
+    rows = labels(series, "uuid") == uuid
+    times, processes = series.times[rows], series.values("processes")[rows]
+    steps_s = _steps_s(times)
+    gpu = GpuUse(
+        stored.host,
+        text_of(uuid),
+        held_s=float(steps_s.sum()),
+        idle_s=None if np.isnan(processes).all() else float(steps_s[processes == 0].sum()),
+        memory_peak_bytes=_of_known(np.nanmax, _measured(series, measures.GPU_OF_JOB_MEMORY)[rows]),
+    )
+    if of_node is None:
+        return gpu
+    its = labels(of_node, "uuid") == uuid
+    held = its & np.isin(of_node.times, times)
+    names = labels(of_node, "name")[its].tolist()
+    return replace(
+        gpu,
+        name=text_of(names[-1]) if len(names) else "",
+        use_ratio=_of_known(np.nanmean, _measured(of_node, measures.GPU_USE)[held]),
+        memory_bytes=_of_known(np.nanmax, _measured(of_node, measures.GPU_MEMORY_TOTAL)[its]),
+        energy_joules=_energy(of_node, its, times),
+    )
+
+
+def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> Number:
+    """Return the energy of a GPU between samples of its allocation to the job, divided by the jobs sharing it."""
+    at = of_node.times[its]
+    energy, watts = [_measured(of_node, one)[its] for one in (measures.GPU_ENERGY, measures.GPU_POWER)]
+    order = np.lexsort((energy, at))  # stores need not keep the order of rows of one second
+    at, energy, watts = at[order], energy[order], watts[order]
+    sharing = np.char.count(labels(of_node, "jobs")[its][order], b",") + 1.0
+    seconds = at.astype(np.float64)
+    joules = grown(seconds, energy, MOST_WATTS)
+    joules = np.where(np.isnan(joules), power_joules(seconds, watts), joules)
+    ours = np.isin(at[1:], held) & ~np.isnan(joules)
+    return float((joules / sharing[1:])[ours].sum()) if ours.any() else None
+
+
+def _summed(stored: HostJob, series: Series) -> GpuUse:
+    """Return all GPUs of a job as one, for rows without the GPUs' identity."""
+    steps_s = _steps_s(series.times)
+    gpus, idle = _measured(series, measures.JOB_GPU_COUNT), _measured(series, measures.JOB_GPU_IDLE)
+    joules = power_joules(series.times.astype(np.float64), _measured(series, measures.JOB_GPU_POWER))
+    return GpuUse(
+        stored.host,
+        "",
+        held_s=float(steps_s.sum()),
+        idle_s=None if np.isnan(idle).all() else float(steps_s[(idle > 0) & (idle == gpus)].sum()),
+        use_ratio=_of_known(np.nanmean, _measured(series, measures.JOB_GPU_USE)),
+        memory_peak_bytes=_of_known(np.nanmax, _measured(series, measures.JOB_GPU_MEMORY)),
+        memory_bytes=_of_known(np.nanmax, _measured(series, measures.JOB_GPU_MEMORY_TOTAL)),
+        energy_joules=float(np.nansum(joules)) if not np.isnan(joules).all() else None,
+    )
+
+
+def _steps_s(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the duration of each sample: since the sample before, at most `LONGEST_PERIODS` periods."""
+    period_s = cadence_s(times, 0)
+    first_s = min(period_s, float(times[1] - times[0])) if len(times) > 1 else period_s  # shorter in thinned rows
+    steps_s = np.diff(times.astype(np.float64), prepend=times[0] - first_s)
+    return np.minimum(steps_s, LONGEST_PERIODS * (period_s or np.inf))
+
+
+def power_joules(times: npt.NDArray[np.float64], watts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the energy of each step between samples of power, from the mean of both; NaN if unknown, as in a gap."""
+    steps_s = np.diff(times)
+    joules = (watts[:-1] + watts[1:]) / 2 * steps_s
+    if len(steps_s):
+        joules[(steps_s <= 0) | (steps_s > LONGEST_PERIODS * max(1.0, float(np.median(steps_s))))] = np.nan
+    return np.asarray(joules)
+
+
+def _measured(series: Series, measure: Measure) -> npt.NDArray[np.float64]:
+    return series.values(measure.best.column) * measure.best.factor
+
+
+def _of_known(of: Callable[[Floats], Any], values: Floats) -> Number:
+    return None if np.isnan(values).all() else float(of(values))

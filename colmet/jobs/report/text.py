@@ -29,19 +29,8 @@ from colmet.common.text import (
 from colmet.jobs.columns import CANCELLED, DONE, ENDED, RUNNING
 from colmet.jobs.figures import BatchFacts, Energy, HostFigures, Number, Report, ratio
 from colmet.jobs.grades import CORES, GPUS, MEMORY
+from colmet.jobs.report import requested
 from colmet.jobs.report.ending import ending_of
-from colmet.jobs.report.grade_advice import complete_advice, no_advice
-from colmet.jobs.report.phrases import (
-    BARS,
-    GRADE_STYLES,
-    LONGEST_NAME,
-    about,
-    no_verdict,
-    others,
-    used_of_held,
-    verdict,
-)
-from colmet.jobs.report.requested import uses_of
 
 BAR = 20  # characters
 MOST_HOSTS, FEW_HOSTS = 12, 4  # of more than MOST_HOSTS, the first and the last FEW_HOSTS are shown
@@ -80,13 +69,9 @@ def domain_of(hosts: Sequence[str]) -> str:
 
 
 class Page:
-    """The layout of a report.
+    """The layout of a report, with bars of two characters, `full` and `empty`.
 
-    Args:
-        full: character for the filled part of a bar.
-        empty: character for the rest.
-        verbose: whether to add the conditions of the rules, and remedies for administrators.
-        clock: the time zone.
+    If it is `verbose`, it has the conditions of the rules, and remedies for administrators.
     """
 
     def __init__(self, full: str, empty: str, verbose: bool = False, clock: Clock = UTC) -> None:
@@ -119,9 +104,9 @@ class Page:
     def _verdict(self, report: Report) -> Text:
         """Return the grades in a line."""
         line = Text(style="bold")
-        for one in verdict(report):
-            line.append(" " if line else "").append(text_of(one.sentence), GRADE_STYLES[one.grade])
-        return line or Text(no_verdict(report), style="bold")
+        for one in requested.verdict(report):
+            line.append(" " if line else "").append(text_of(one.sentence), requested.GRADE_STYLES[one.grade])
+        return line or Text(requested.no_verdict(report), style="bold")
 
     def title(self, report: Report) -> Iterator[Text]:
         """Yield the job, its user, its times, and the completeness of the data."""
@@ -132,7 +117,7 @@ class Page:
         elif self._domain:
             hosts += f" of {text_of(self._domain[1:])}"
         batch = report.batch or BatchFacts()
-        named = f" ({text_of(batch.name[:LONGEST_NAME])})" if batch.name else ""
+        named = f" ({text_of(batch.name[: requested.LONGEST_NAME])})" if batch.name else ""
         number = batch.batch_id if batch.array and batch.batch_id else str(report.job)
         state = STATES[report.state]
         if batch.state and report.state != RUNNING:
@@ -140,7 +125,7 @@ class Page:
         yield Text(f"Job {text_of(number)}{named}{of}{hosts}: {state}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
         yield Text(f"{self._clock.interval(report.start, report.end)}: {duration(report.wall_s)}")
-        facts = about(batch, self._clock)
+        facts = requested.about(batch, self._clock)
         if facts:
             yield Text(facts)
         if report.hosts:
@@ -152,7 +137,7 @@ class Page:
         if report.source == "archive" and report.hosts:
             yield Text("Made from the job archive: not all of its rows are still stored here.", style="italic")
         if len(report.starts) > 1:
-            yield Text(others(report), style="italic")
+            yield Text(requested.others(report), style="italic")
 
     def _data(self, report: Report) -> str:
         found = report.completeness
@@ -198,10 +183,10 @@ class Page:
     def _request(self, report: Report) -> Iterator[Text]:
         batch = report.batch or BatchFacts()
         given = {CORES: batch.allocated_cores, MEMORY: batch.allocated_memory_bytes, GPUS: batch.allocated_gpus}
-        for use in uses_of(report):
+        for use in requested.uses_of(report):
             if use.ratio is not None and (use.requested is not None or given.get(use.what)):
-                line = self.bar(use.ratio, BARS[use.what]) + Text(used_of_held(use))
-                yield line.append(f", {use.grade}", GRADE_STYLES[use.grade]) if use.grade else line
+                line = self.bar(use.ratio, requested.BARS[use.what]) + Text(requested.used_of_held(use))
+                yield line.append(f", {use.grade}", requested.GRADE_STYLES[use.grade]) if use.grade else line
 
     def _cpu(self, report: Report) -> Iterator[Text]:
         cpu = report.cpu
@@ -376,8 +361,8 @@ class Page:
         return table
 
     def _advice(self, report: Report) -> Iterator[RenderableType]:
-        advice = complete_advice(report)
-        withheld = no_advice(report, advice)
+        advice = requested.complete_advice(report)
+        withheld = requested.no_advice(report, advice)
         if advice or withheld:
             yield ""
         if withheld:

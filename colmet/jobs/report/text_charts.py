@@ -23,15 +23,8 @@ def chart(
 ) -> Iterator[str]:
     """Yield the rows of a chart: the mean over its lines, of each part of the time the highest value.
 
-    A time without values is blank.
-
-    Args:
-        title: above the chart.
-        unit: of the values.
-        lines: one or several.
-        ends: first and last second of the time axis.
-        width: in characters.
-        bars: characters of growing height, the first for nothing.
+    A time without values is blank. `ends` are the first and last second of the time axis, `bars` characters of growing
+    height, the first for nothing.
     """
     columns = max(10, width - AXIS - 1)
     each = np.array([_columns_of(line, ends, columns) for line in lines])

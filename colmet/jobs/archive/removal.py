@@ -1,12 +1,14 @@
-"""Removal of a user's jobs from the archive's file, or of the user's name from them."""
+"""Removal from the archive's file: of one user's jobs, or of the name from them, and of old jobs (--archive-keep)."""
 
 from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from colmet.common.errors import OutputUnavailable
 from colmet.jobs.archive.store import TABLES, ArchiveError, ArchiveStore, transaction
 
 AT_ONCE = 500  # jobs of a transaction: a collector writes between them
@@ -45,39 +47,26 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
     """Remove jobs of a user; with another name, keep them under that.
 
     Tables of other parts of Colmet with names of users lose, or change, those of this user as well. Removed values are
-    overwritten in the file.
-
-    Returns:
-        Whether they are gone from SQLite's log (`-wal`), too: not while another program reads the archive.
-
-    Raises:
-        ArchiveError: it could not be written; some jobs are left.
+    overwritten in the file. Return whether they are gone from SQLite's log (`-wal`), too: not while another program
+    reads the archive. ArchiveError if it could not be written: some jobs are left.
     """
     database = store.database
     try:
         database.execute("PRAGMA secure_delete = ON")
-        for some in _parts(runs):
+        for first in range(0, len(runs), AT_ONCE):
+            some = runs[first : first + AT_ONCE]
+            if not other:
+                store.remove([(run.job, run.start, run.last) for run in some])
+                continue
             with transaction(database):
                 for run in some:
-                    (_rename if other else _remove)(database, run, other)
+                    _rename(database, run, other)
         with transaction(database):
             _elsewhere(database, user, other)
         (is_busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # it has former pages, too
     except sqlite3.Error as err:
         raise ArchiveError(f"{store.path}: {err}; repeat the command") from err
     return not is_busy
-
-
-def _parts(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    for first in range(0, len(runs), AT_ONCE):
-        yield runs[first : first + AT_ONCE]
-
-
-def _remove(database: sqlite3.Connection, run: Run, _other: str) -> None:
-    for table in ("hosts", "host_details", "folds"):
-        database.execute(f"DELETE FROM {table} WHERE job = ? AND start BETWEEN ? AND ?", (run.job, run.start, run.last))
-    for table in ("jobs", "job_details"):
-        database.execute(f"DELETE FROM {table} WHERE job = ? AND start = ?", (run.job, run.start))
 
 
 def _rename(database: sqlite3.Connection, run: Run, other: str) -> None:
@@ -107,3 +96,38 @@ def _elsewhere(database: sqlite3.Connection, user: str, other: str) -> None:
                 database.execute(f'UPDATE "{table}" SET "{row["name"]}" = ? WHERE "{row["name"]}" = ?', (other, user))
             else:
                 database.execute(f'DELETE FROM "{table}" WHERE "{row["name"]}" = ?', (user,))
+
+
+EXPIRED_AT_ONCE = 200  # jobs of a transaction: some 20 ms
+EVERY_S = 600.0  # between two searches that have found all
+
+# A job that its hosts may go on with has an unfinished fold. Start and end are those that lists show.
+_OLD = """SELECT job, start, "end" FROM listed WHERE start < ? AND "end" < ? AND NOT EXISTS
+    (SELECT 1 FROM folds WHERE folds.job = listed.job AND folds.start BETWEEN listed.start AND listed."end")
+    ORDER BY start LIMIT ?"""
+
+
+class ArchiveExpiry:
+    """Removes the summaries of jobs that ended longer ago than `keep_s` (0 keeps all), and counts them: `removed`."""
+
+    def __init__(self, keep_s: int, clock: Callable[[], float] = time.time) -> None:
+        self._keep_s = keep_s
+        self._clock = clock
+        self._due_at = 0.0
+        self.removed = 0
+
+    def remove(self, store: ArchiveStore) -> None:
+        """Remove some old jobs, if it is time; the next call continues. OutputUnavailable if it cannot be written."""
+        if not self._keep_s or time.monotonic() < self._due_at:
+            return
+        limit = self._clock() - self._keep_s
+        try:
+            jobs = [tuple(row) for row in store.database.execute(_OLD, (limit, limit, EXPIRED_AT_ONCE))]
+            if jobs:
+                store.remove(jobs)
+        except sqlite3.Error as err:
+            self._due_at = time.monotonic() + EVERY_S
+            raise OutputUnavailable(f"cannot remove from {store.path}: {err}") from err
+        self.removed += len(jobs)
+        if len(jobs) < EXPIRED_AT_ONCE:
+            self._due_at = time.monotonic() + EVERY_S
