@@ -24,9 +24,9 @@ from colmet.common.daemon.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push
 from colmet.common.wire import Decoder
-from colmet.web.interface import JobsQuery, NodesQuery, SeriesQuery
-from colmet.web.queries import Queries
+from colmet.web.queries import JobsQuery, NodesQuery, Queries
 from colmet.web.recent_cache import RecentCache
+from colmet.web.series_query import SeriesQuery
 from tests.support.web_nodes import Cluster
 
 Figures = list[Figure]

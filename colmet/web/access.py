@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError
 from colmet.web import credentials
-from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
-from colmet.web.leaders import Leaders, Projects
+from colmet.web.credentials import MAX_SECRET, Credential, Leaders, Password, Projects, check_name, token_digest
 from colmet.web.workers import Busy, Workers
 
 log = logging.getLogger(__name__)

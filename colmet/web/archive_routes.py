@@ -34,14 +34,13 @@ from colmet.jobs.report.archived import find
 from colmet.jobs.report.own import UNREADABLE
 from colmet.jobs.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
 from colmet.jobs.report.style import POLICY
-from colmet.web import archive_models, parameters
+from colmet.web import interface, stored_models
 from colmet.web.access import Visitor
-from colmet.web.archive_models import SHOWN
 from colmet.web.gate import visitor_of
-from colmet.web.openapi import ARCHIVE, PAGE
-from colmet.web.parameters import choose
+from colmet.web.interface import ARCHIVE, PAGE, add_routes, choose
 from colmet.web.responses import answer, encoded, failure
-from colmet.web.routes import LATE_S, NO_JOB, Routes, add_routes, check_users, names_of
+from colmet.web.routes import LATE_S, NO_JOB, Routes, check_users, names_of
+from colmet.web.stored_models import SHOWN
 from colmet.web.workers import Workers
 
 # Of an ordinary user's job: the energy of whole nodes has that of other jobs.
@@ -91,7 +90,7 @@ class ListOptions(NamedTuple):
         asked = _listed(self.user)
         check_users(asked, whose)
         return JobFilter(
-            jobs=parameters.numbers_of(self.job),
+            jobs=interface.numbers_of(self.job),
             users=asked if whose is None else names_of(whose),
             projects=_listed(self.project),
             queues=_listed(self.queue),
@@ -116,19 +115,19 @@ class ListOptions(NamedTuple):
 
 
 async def list_options(
-    job: str = parameters.JOBS,
-    user: str = parameters.USERS,
-    project: str = parameters.PROJECTS,
-    queue: str = parameters.QUEUES,
-    state: str = parameters.ARCHIVED_STATES,
-    host: str = parameters.HOSTS,
-    array: str = parameters.ARRAY,
-    task: str = parameters.TASK,
-    name: str = parameters.JOB_NAME,
-    since: Optional[float] = parameters.SINCE,
-    until: Optional[float] = parameters.UNTIL,
-    efficiency_below: Optional[float] = parameters.EFFICIENCY,
-    rule: str = parameters.RULE,
+    job: str = interface.JOBS,
+    user: str = interface.USERS,
+    project: str = interface.PROJECTS,
+    queue: str = interface.QUEUES,
+    state: str = interface.ARCHIVED_STATES,
+    host: str = interface.HOSTS,
+    array: str = interface.ARRAY,
+    task: str = interface.TASK,
+    name: str = interface.JOB_NAME,
+    since: Optional[float] = interface.SINCE,
+    until: Optional[float] = interface.UNTIL,
+    efficiency_below: Optional[float] = interface.EFFICIENCY,
+    rule: str = interface.RULE,
 ) -> ListOptions:
     """Return the conditions of a request."""
     return ListOptions(job, user, project, queue, state, host, array, task, name, since, until, efficiency_below, rule)
@@ -158,10 +157,10 @@ class ArchiveRoutes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
         rows = [
-            ("/api/v1/archive/jobs", self.archived_jobs, archive_models.ArchivedJobs, True),
-            ("/api/v1/archive/jobs/{job}", self.archived_job, archive_models.JobInArchive, True),
-            ("/api/v1/usage", self.usage, archive_models.UsageAnswer, True),
-            ("/api/v1/report", self.jobs_report, archive_models.JobsReport, True),
+            ("/api/v1/archive/jobs", self.archived_jobs, stored_models.ArchivedJobs, True),
+            ("/api/v1/archive/jobs/{job}", self.archived_job, stored_models.JobInArchive, True),
+            ("/api/v1/usage", self.usage, stored_models.UsageAnswer, True),
+            ("/api/v1/report", self.jobs_report, stored_models.JobsReport, True),
         ]
         add_routes(app, rows, ARCHIVE)
         add_routes(app, [("/api/v1/report.html", self.jobs_report_page, None, True)], {**ARCHIVE, **PAGE})
@@ -170,18 +169,18 @@ class ArchiveRoutes:
         self,
         request: Request,
         conditions: ListOptions = LIST,
-        columns: str = parameters.ARCHIVED_COLUMNS,
-        sort: str = parameters.ARCHIVED_SORT,
-        ascending: bool = parameters.ASCENDING,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
-        with_curves: bool = parameters.FOOTPRINTS,
+        columns: str = interface.ARCHIVED_COLUMNS,
+        sort: str = interface.ARCHIVED_SORT,
+        ascending: bool = interface.ASCENDING,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
+        with_curves: bool = interface.FOOTPRINTS,
     ) -> Response:
         """Return jobs in the archive, running and ended. Ordinary users get their own, or a project they lead."""
         whose = conditions.seen_by(visitor_of(request.scope))
         choose("sort", sort, SORTS)
         if with_curves:
-            limit = min(limit, parameters.MOST_FOOTPRINTS)
+            limit = min(limit, interface.MOST_FOOTPRINTS)
         names = _listed(columns) or (*LISTED, *GRADES)
         for name in names:
             choose("columns", name, tuple(SHOWN))
@@ -202,7 +201,7 @@ class ArchiveRoutes:
         return await self._respond(request, work)
 
     async def archived_job(
-        self, request: Request, job: int = parameters.JOB, start: Optional[int] = parameters.JOB_START
+        self, request: Request, job: int = interface.JOB, start: Optional[int] = interface.JOB_START
     ) -> Response:
         """Return a job in the archive with its hosts: the latest with this number, or that with this start."""
         projects = sorted(visitor_of(request.scope).projects)
@@ -224,9 +223,7 @@ class ArchiveRoutes:
 
         return await self._respond(request, work)
 
-    async def usage(
-        self, request: Request, by: str = parameters.GROUPED_BY, conditions: ListOptions = LIST
-    ) -> Response:
+    async def usage(self, request: Request, by: str = interface.GROUPED_BY, conditions: ListOptions = LIST) -> Response:
         """Return sums over jobs by groups. Ordinary users get those of their own jobs, or of a project they lead."""
         whose = conditions.seen_by(visitor_of(request.scope))
         words = list(dict.fromkeys(_listed(by)))
@@ -250,7 +247,7 @@ class ArchiveRoutes:
         return await self._respond(request, work)
 
     async def jobs_report(
-        self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
+        self, request: Request, conditions: ListOptions = LIST, limit: int = interface.REPORTED
     ) -> Response:
         """Return the report of several jobs, such as an array. Ordinary users get that of their own jobs."""
         whose = conditions.seen_by(visitor_of(request.scope))
@@ -261,7 +258,7 @@ class ArchiveRoutes:
         return await self._respond(request, work)
 
     async def jobs_report_page(
-        self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
+        self, request: Request, conditions: ListOptions = LIST, limit: int = interface.REPORTED
     ) -> Response:
         """Return the report of several jobs as a page with short curves."""
         whose = conditions.seen_by(visitor_of(request.scope))

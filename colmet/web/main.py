@@ -24,15 +24,14 @@ from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.live.user_names import UserNames
 from colmet.web import options as web_options
+from colmet.web.credentials import Projects
 from colmet.web.feed import Feed
 from colmet.web.health import CollectorReport
-from colmet.web.leaders import Projects
 from colmet.web.node_history import MINUTE_S
 from colmet.web.queries import Queries, gridengine_of
 from colmet.web.recent_cache import RecentCache
 from colmet.web.reports import ReportProcesses
 from colmet.web.store import StoreReader, archive_opener, opener
-from colmet.web.stored_rows import RowsReader
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     web_options.check(options)
     from colmet.web.access import Access  # these require fastapi and uvicorn
     from colmet.web.server import WebServer
-    from colmet.web.stored_routes import Stored
+    from colmet.web.stored_routes import RowsReader, Stored
 
     collector = web_options.store_of(options)
     web_options.warn_of_readers(options, collector)

@@ -1,15 +1,12 @@
 """The shapes of the answers, for the OpenAPI description only: answers are not validated by these models."""
 
-import dataclasses
-from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  # evaluated at run time, on 3.9, too
+from typing import Any, Optional  # evaluated at run time, on 3.9, too
 
 from pydantic import BaseModel, Field, create_model
 
 from colmet.common import measures
-from colmet.common.lines import JobCompleteness, JobGap
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
-from colmet.jobs import figures as report_model
 
 
 def _description(measure: DeclaredMeasure) -> str:
@@ -296,120 +293,6 @@ class Series(BaseModel):
     together: Optional[SeriesTogether] = Field(..., description="null without the parameter `together`")
 
 
-class StoredTables(BaseModel):
-    """The tables of a job in the store, with their columns."""
-
-    job: int
-    tables: dict[str, list[str]]
-    warnings: list[str]
-
-
-class StoredRows(BaseModel):
-    """Stored rows of one node."""
-
-    node: str
-    times: list[int]
-    columns: dict[str, list[Any]] = Field(..., description="a value for each time; null for a missing one")
-
-
-class Rows(BaseModel):
-    """A page of the stored rows of a job in a table, by node and time."""
-
-    job: int
-    table: str
-    total: int = Field(..., description="number of rows; may include those up to a minute before and after")
-    first: Optional[int]
-    last: Optional[int]
-    kinds: dict[str, str] = Field(..., description="type of each column: i (integer), f (float), S (text)")
-    rows: list[StoredRows]
-    next: Optional[str] = Field(..., description="parameter `after` of the next page; null at the end")
-    warnings: list[str]
-
-
-class Gap(BaseModel):
-    """Missing samples."""
-
-    since: Optional[float]
-    until: Optional[float]
-    why: str
-    samples: Optional[float]
-
-
-class HostCompleteness(BaseModel):
-    """The stored share of a job's samples of one node."""
-
-    node: str
-    share: Optional[float]
-    expected: Optional[float]
-    present: Optional[float]
-    gaps: list[Gap]
-
-
-class Completeness(BaseModel):
-    """The stored share of a job's samples."""
-
-    job: int
-    share: Optional[float]
-    expected: Optional[float]
-    present: Optional[float]
-    hosts: list[HostCompleteness]
-    warnings: list[str]
-
-
-def _shape(kind: Any) -> Any:
-    """Return the shape of a type of the report: that of a dataclass has its fields."""
-    if get_origin(kind) is tuple:
-        return list[_shape(get_args(kind)[0])]  # type: ignore[misc]
-    if get_origin(kind) is Union:
-        return Optional[_shape(get_args(kind)[0])]
-    return _REPORT.get(kind, kind)
-
-
-def _add_shape(kind: Any, **derived: Any) -> None:
-    """Add a dataclass of the report to the shapes, and to this module; `derived` are values that it computes."""
-    hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind) if field.name != "curves"]
-    values = {**{name: _shape(hints[name]) for name in names}, **derived}
-    shape = kind.__name__ if kind is report_model.Report else f"Report{kind.__name__}"
-    about = (kind.__doc__ or "").partition("\n")[0]
-    fields: dict[str, Any] = {key: (value, ...) for key, value in values.items()}
-    made: Any = create_model(shape, __module__=__name__, **fields)
-    made.__doc__ = about
-    _REPORT[kind] = globals()[shape] = made
-
-
-# The shapes of a report and of its parts, by dataclass; docs/tools/report.md has the values.
-_REPORT: dict[Any, Any] = {}
-_NUMBER = report_model.Number
-for _kind, _derived in (
-    (report_model.Cpu, {"used_ratio": _NUMBER}),
-    (report_model.TimeShares, {}),
-    (report_model.MemoryUse, {}),
-    (report_model.InputOutput, {}),
-    (report_model.Shared, {}),
-    (report_model.GpuUse, {}),
-    (report_model.Energy, {}),
-    (JobGap, {}),
-    (JobCompleteness, {"here_ratio": _NUMBER}),
-    (report_model.Advice, {}),
-    (report_model.BatchFacts, {}),
-    (report_model.Use, {}),
-    (report_model.Judgement, {}),
-    (report_model.Ending, {}),
-    (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
-):
-    _add_shape(_kind, **_derived)
-_add_shape(report_model.Whereabouts, shares=_REPORT[report_model.TimeShares])
-_add_shape(
-    report_model.Report,
-    cores=_NUMBER,
-    ending=Optional[_REPORT[report_model.Ending]],
-    uses=_shape(tuple[report_model.Use, ...]),
-    verdict=_shape(tuple[report_model.Judgement, ...]),
-)
-Report = _REPORT[report_model.Report]
-
-
 class QmemJobOnHost(BaseModel):
     """A job on a host."""
 
@@ -469,3 +352,185 @@ class Status(BaseModel):
     connections: int
     users: Optional[int] = Field(..., description="number of names in the users' file; null if the interface is open")
     waiting: dict[str, int] = Field(..., description="requests in progress, from memory and from stores")
+
+
+_LEVEL = "ok, warning, critical or unknown, as of `colmet status --check`"
+
+
+class NodeOverTime(BaseModel):
+    """The values of a node."""
+
+    node: str
+    values: list[Optional[float]] = Field(..., description="one for each of `starts`; null if not measured")
+
+
+class NodeHistory(BaseModel):
+    """A measure by node and interval."""
+
+    time: float
+    measure: str
+    unit: str
+    span: str = Field(..., description="hour or day")
+    step: int = Field(..., description="width of an interval in seconds")
+    since: Optional[float] = Field(..., description="first record of this process; null before it")
+    starts: list[float] = Field(..., description="start of each interval")
+    total: int
+    offset: int
+    items: list[NodeOverTime]
+
+
+class HealthFinding(BaseModel):
+    """A part of the verdict."""
+
+    level: str = Field(..., description=_LEVEL)
+    found: str
+    remedy: Optional[str]
+
+
+class ReportingCollector(BaseModel):
+    """The collector."""
+
+    host: Optional[str]
+    version: Optional[str]
+    uptime_s: Optional[float]
+
+
+class SendingNodes(BaseModel):
+    """Numbers of nodes, and the age of their rows on arrival in seconds."""
+
+    heard: Optional[int]
+    silent: Optional[int]
+    gone: Optional[int] = Field(..., description="silent for more than a day")
+    late: int = Field(..., description="whose latest rows were older than 10 s on arrival")
+    lag_median_s: Optional[float]
+    lag_max_s: Optional[float]
+
+
+class SilentNode(BaseModel):
+    """A node without a message."""
+
+    node: str
+    seen_age: Optional[float] = Field(..., description="seconds since its last message")
+    version: Optional[str]
+
+
+class LateNode(BaseModel):
+    """A node with old rows."""
+
+    node: str
+    lag: Optional[float]
+
+
+class NodeVersion(BaseModel):
+    """A version of colmet-node, or the dialect of nodes without one."""
+
+    version: str
+    nodes: int
+
+
+class OutputHealth(BaseModel):
+    """An output of the collector."""
+
+    name: str
+    available: bool
+    why: Optional[str] = Field(..., description="reason of its absence")
+    away_s: Optional[float]
+    behind_s: Optional[float] = Field(..., description="age of the oldest message that waits for it")
+    waiting: Optional[int] = Field(..., description="messages that wait for it")
+    written: Optional[int] = Field(..., description="rows")
+    lost: Optional[int] = Field(..., description="messages that were gone when their turn came")
+    dropped: Optional[int] = Field(..., description="rows dropped for a defect")
+
+
+class JournalHealth(BaseModel):
+    """The journal of the collector."""
+
+    directory: Optional[str] = Field(..., description="empty: in memory")
+    bytes: Optional[int]
+    full: Optional[bool]
+    why: Optional[str] = Field(..., description="reason why it cannot be written to; empty if it can")
+
+
+class ReceivedCounts(BaseModel):
+    """Counters of all senders since the start."""
+
+    batches: Optional[int]
+    rows: Optional[int]
+    missing: Optional[int]
+    duplicates: Optional[int]
+    rejects: Optional[int]
+    foreign: Optional[int]
+    limited: Optional[int]
+    left_out: Optional[int]
+    conflicts: Optional[int]
+
+
+class RecentEvent(BaseModel):
+    """A counter that has grown in the last hour."""
+
+    what: str
+    count: int
+    dropped: bool = Field(..., description="whether it counts data that is not stored")
+    harmless: bool = Field(..., description="whether it is no part of the verdict")
+
+
+class NodeSpool(BaseModel):
+    """Batches of a node."""
+
+    node: str
+    waiting: Optional[int]
+    dropped: Optional[int]
+    acknowledged: Optional[int]
+
+
+class NodeSpools(BaseModel):
+    """Batches that the nodes keep until they are acknowledged."""
+
+    nodes: int = Field(..., description="nodes that report their spool")
+    waiting: Optional[float]
+    dropped: Optional[float]
+    remarkable: int = Field(..., description="nodes with many waiting batches, or with dropped ones")
+    worst: list[NodeSpool] = Field(..., description="of the remarkable ones, at most 100")
+
+
+class RefusedConnection(BaseModel):
+    """An address with refused connections."""
+
+    why: str
+    address: str
+    count: int
+
+
+class KeyHealth(BaseModel):
+    """Keys, and connections since the start."""
+
+    required: Optional[bool] = Field(..., description="whether only known keys are accepted")
+    connections: Optional[int] = Field(..., description="open ones")
+    let_in: Optional[int]
+    unknown_key: Optional[int]
+    key_withdrawn: Optional[int]
+    handshake_failed: Optional[int]
+    keys: Optional[int] = Field(..., description="known keys of nodes")
+    broken_keys: Optional[int] = Field(..., description="files of keys that cannot be used")
+    refused: list[RefusedConnection]
+    findings: list[HealthFinding]
+
+
+class Health(BaseModel):
+    """The state of the collector, its outputs and the nodes."""
+
+    time: float
+    level: str = Field(..., description=_LEVEL)
+    findings: list[HealthFinding]
+    reported_age: Optional[float] = Field(..., description="age of the collector's report; null before the first")
+    collector: ReportingCollector
+    nodes: SendingNodes
+    silent: list[SilentNode] = Field(..., description="at most 100; `nodes` has the number of all")
+    late: list[LateNode] = Field(..., description="at most 100; `nodes` has the number of all")
+    versions: list[NodeVersion]
+    outputs: list[OutputHealth]
+    journal: JournalHealth
+    received: ReceivedCounts
+    last_hour: list[RecentEvent]
+    spools: NodeSpools
+    keys: KeyHealth

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from colmet.common.live.latest_tables import HostTables, TablePair
 from colmet.common.live.summary import DEVICE_TABLES, NODE_TABLES, Heard, measure_devices, measure_nodes
-from colmet.web.interface import HistoryQuery
 
 MAX_NODES = 5000
 DIGITS = 4  # of a value in an answer
@@ -34,6 +33,16 @@ class HistorySpan(NamedTuple):
 
 MINUTE_S = 60
 SPANS: Mapping[str, HistorySpan] = {"hour": HistorySpan(MINUTE_S, 60), "day": HistorySpan(15 * MINUTE_S, 96)}
+
+
+class HistoryQuery(NamedTuple):
+    """A query for the values of all nodes over time."""
+
+    measure: str  # a key of `colmet.web.node_history.MEASURES`
+    span: str  # hour or day
+    text: str = ""  # part of the name; "" for all
+    offset: int = 0  # position of the first node
+    limit: int = 100  # max nodes
 
 
 class _Ring:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from colmet.common.errors import ColmetError
-from colmet.web.interface import earliest
 from colmet.web.recent_cache import JobStay, RecentCache, RecentJob
 from colmet.web.store import RowOwners, StoreReader
 
 GRACE_S = 120.0  # after our start: jobs appearing in this time may have begun before
+
+
+def earliest(own: Mapping[str, float | None]) -> float | None:
+    """Return the start of a user's rows over all hosts; None for all rows."""
+    begins = [at for at in own.values() if at is not None]
+    return min(begins) if begins and len(begins) == len(own) else None
 
 
 class Ownership:

@@ -28,18 +28,52 @@ from colmet.common.schema import Schema
 from colmet.stored.series import NODE
 from colmet.web.catalogue import declared, load_catalogue, reasons
 from colmet.web.health import CollectorReport, health_answer, spools_of
-from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, warning_of
-from colmet.web.node_history import HistoryMemory
+from colmet.web.node_history import HistoryMemory, HistoryQuery
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
-from colmet.web.series_query import NO_STORE, SeriesReader
-from colmet.web.store import StoreReader
+from colmet.web.series_query import NO_STORE, SeriesQuery, SeriesReader
+from colmet.web.store import StoreReader, warning_of
 
 if TYPE_CHECKING:
     from colmet.batch.gridengine import MemoryWatch
 
 SNAPSHOT_S = 1.0  # lifetime of a snapshot
 _TOTALS = ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")
+
+
+class RowPage(NamedTuple):
+    """A page of rows."""
+
+    total: int  # number of all rows
+    offset: int  # position of the first row of the page
+    items: Sequence[Mapping[str, Any]]  # the rows
+
+
+class JobsQuery(NamedTuple):
+    """A query for jobs."""
+
+    user: str | None = None  # only jobs of this user; None for all
+    jobs: frozenset[int] = frozenset()  # only these; empty for all
+    state: str = "running"  # running, ended or all
+    node: str = ""  # only jobs on this node; "" for all
+    text: str = ""  # prefix of the number, or part of the name of the user or of a node; "" for all
+    since: float | None = None  # only jobs seen at this time or later, seconds since 1970; None for all
+    until: float | None = None  # only jobs seen at this time or earlier; None for all
+    sort: str = "cpu"  # a key of the rows
+    reverse: bool = False  # whether to reverse the order
+    offset: int = 0  # position of the first row
+    limit: int = 100  # max rows
+
+
+class NodesQuery(NamedTuple):
+    """A query for nodes."""
+
+    names: frozenset[str] | None = None  # only these; None for all
+    text: str = ""  # part of the name; "" for all
+    sort: str = "node"  # a key of the rows
+    reverse: bool = False  # whether to reverse the order
+    offset: int = 0  # position of the first row
+    limit: int = 100  # max rows
 
 
 class _Snapshot(NamedTuple):

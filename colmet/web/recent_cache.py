@@ -25,7 +25,6 @@ from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.schema import Batch, Rows, Schema
 from colmet.common.tables import RUN
-from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +40,7 @@ TIDY_S = 60.0
 # Approximate overhead in memory, without rows.
 STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
 NS = 10**9
+FACILITY = "facility_"  # prefix of tables of colmet-facility: without a node, some with user names
 AGENT_TABLE = "agent_default"  # of the state of the nodes' spools
 _USER_TABLE, _USER = "cgroup_default", "user"
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Optional
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -14,33 +14,31 @@ from colmet.batch.qmem import Hosts, Owners, envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.jobs.report.own import UNREADABLE
-from colmet.web import health_models, models, parameters
+from colmet.web import interface, models, stored_models
 from colmet.web.access import Access
 from colmet.web.catalogue import local_zone, measures_answer
 from colmet.web.gate import CLIENT, visitor_of
 from colmet.web.interface import (
-    FACILITY,
-    HistoryQuery,
-    JobsQuery,
-    NodesQuery,
-    RowPage,
-    SeriesQuery,
-    StoreWarning,
-    earliest,
-    warning_of,
+    JOB_SORTS,
+    NODE_SORTS,
+    SeriesOptions,
+    choose,
+    numbers_of,
+    split_metric,
 )
-from colmet.web.openapi import ERRORS, NOT_FOUND
-from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, numbers_of, split_metric
-from colmet.web.queries import Queries
+from colmet.web.node_history import HistoryQuery
+from colmet.web.ownership import earliest
+from colmet.web.queries import JobsQuery, NodesQuery, Queries, RowPage
+from colmet.web.recent_cache import FACILITY
 from colmet.web.responses import answer
+from colmet.web.series_query import SeriesQuery
+from colmet.web.store import StoreWarning, warning_of
 from colmet.web.workers import Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
 NO_JOB = "job {} does not exist, or you may not see it"
 _NO_NODE = "node {!r} does not exist, or you may not see it"
 
-# path, handler, model of the answer, whether it may be 404
-Route = tuple[str, Any, Any, bool]
 Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with visible jobs; None for all
 
 
@@ -49,7 +47,7 @@ class Routes:
 
     Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
     `is_archived` whether it has a job, for its user (None for all) and for the leader of some projects. For the other
-    arguments see `colmet.web.app.build_app`.
+    arguments see `colmet.web.server.build_app`.
     """
 
     def __init__(
@@ -73,24 +71,24 @@ class Routes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
         api = "/api/v1"
-        rows: list[Route] = [
+        rows: list[interface.Route] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
             (f"{api}/cluster", self.cluster, models.Cluster, False),
             (f"{api}/measures", self.measures, models.Measures, False),
             (f"{api}/jobs", self.jobs, models.Jobs, False),
             (f"{api}/jobs/{{job}}", self.job, models.Job, True),
             (f"{api}/jobs/{{job}}/series", self.job_series, models.Series, True),
-            (f"{api}/jobs/{{job}}/completeness", self.completeness, models.Completeness, True),
+            (f"{api}/jobs/{{job}}/completeness", self.completeness, stored_models.Completeness, True),
             (f"{api}/nodes", self.nodes, models.Nodes, False),
             (f"{api}/nodes/{{node}}", self.node, models.Node, True),
             (f"{api}/nodes/{{node}}/series", self.node_series, models.Series, True),
-            (f"{api}/node-history", self.node_history, health_models.NodeHistory, True),
-            (f"{api}/health", self.health, health_models.Health, True),
+            (f"{api}/node-history", self.node_history, models.NodeHistory, True),
+            (f"{api}/health", self.health, models.Health, True),
             (f"{api}/status", self.status, models.Status, True),
             ("/qhost", self.qhost, models.Qhost, False),
             ("/qstat", self.qstat, models.Qstat, False),
         ]
-        add_routes(app, rows)
+        interface.add_routes(app, rows)
 
     # -- everything --
 
@@ -144,20 +142,20 @@ class Routes:
     async def jobs(
         self,
         request: Request,
-        job: str = parameters.JOBS,
-        state: str = parameters.STATE,
-        user: str = parameters.USER,
-        node: str = parameters.ON_NODE,
-        text: str = parameters.TEXT,
-        since: Optional[float] = parameters.SINCE,
-        until: Optional[float] = parameters.UNTIL,
-        sort: str = parameters.JOB_SORT,
-        reverse: bool = parameters.REVERSE,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
+        job: str = interface.JOBS,
+        state: str = interface.STATE,
+        user: str = interface.USER,
+        node: str = interface.ON_NODE,
+        text: str = interface.TEXT,
+        since: Optional[float] = interface.SINCE,
+        until: Optional[float] = interface.UNTIL,
+        sort: str = interface.JOB_SORT,
+        reverse: bool = interface.REVERSE,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
     ) -> Response:
         """Return rows of jobs, running or in the memory of this process."""
-        choose("state", state, STATES)
+        choose("state", state, interface.JOB_STATES)
         choose("sort", sort, JOB_SORTS)
         jobs = frozenset(numbers_of(job))
 
@@ -170,7 +168,7 @@ class Routes:
 
         return await self.respond(self._memory, request, work)
 
-    async def job(self, request: Request, job: int = parameters.JOB) -> Response:
+    async def job(self, request: Request, job: int = interface.JOB) -> Response:
         """Return a job, with its nodes and its tables; without any for a job in the archive alone."""
         projects = visitor_of(request.scope).projects
 
@@ -197,10 +195,10 @@ class Routes:
     async def job_series(
         self,
         request: Request,
-        job: int = parameters.JOB,
-        metric: str = parameters.METRIC,
-        node: str = parameters.ON_NODE,
-        options: SeriesOptions = parameters.SERIES,
+        job: int = interface.JOB,
+        metric: str = interface.METRIC,
+        node: str = interface.ON_NODE,
+        options: SeriesOptions = interface.SERIES,
     ) -> Response:
         """Return values of a job over time."""
         table, column = split_metric(metric)
@@ -219,9 +217,9 @@ class Routes:
     async def completeness(
         self,
         request: Request,
-        job: int = parameters.JOB,
-        since: Optional[float] = parameters.SINCE,
-        until: Optional[float] = parameters.UNTIL,
+        job: int = interface.JOB,
+        since: Optional[float] = interface.SINCE,
+        until: Optional[float] = interface.UNTIL,
     ) -> Response:
         """Return the stored share of a job's samples, and its gaps."""
 
@@ -243,11 +241,11 @@ class Routes:
     async def nodes(
         self,
         request: Request,
-        text: str = parameters.NAME_TEXT,
-        sort: str = parameters.NODE_SORT,
-        reverse: bool = parameters.REVERSE,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
+        text: str = interface.NAME_TEXT,
+        sort: str = interface.NODE_SORT,
+        reverse: bool = interface.REVERSE,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
     ) -> Response:
         """Return rows of nodes. Ordinary users get the nodes of their own jobs."""
         choose("sort", sort, NODE_SORTS)
@@ -259,7 +257,7 @@ class Routes:
 
         return await self.respond(self._memory, request, work)
 
-    async def node(self, request: Request, node: str = parameters.NODE) -> Response:
+    async def node(self, request: Request, node: str = interface.NODE) -> Response:
         """Return a node, with its jobs and its tables."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
@@ -275,9 +273,9 @@ class Routes:
     async def node_series(
         self,
         request: Request,
-        node: str = parameters.NODE,
-        metric: str = parameters.METRIC,
-        options: SeriesOptions = parameters.SERIES,
+        node: str = interface.NODE,
+        metric: str = interface.METRIC,
+        options: SeriesOptions = interface.SERIES,
     ) -> Response:
         """Return values of a node over time. Ordinary users get them from the start of their first job there."""
         table, column = split_metric(metric)
@@ -296,16 +294,16 @@ class Routes:
     async def node_history(
         self,
         request: Request,
-        measure: str = parameters.MEASURE,
-        span: str = parameters.SPAN,
-        text: str = parameters.NAME_TEXT,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
+        measure: str = interface.MEASURE,
+        span: str = interface.SPAN,
+        text: str = interface.NAME_TEXT,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
     ) -> Response:
         """Return the values of a measure by node and interval, for administrators."""
         _for_administrators(request, "values of all nodes")
-        choose("measure", measure, parameters.MEASURES)
-        choose("span", span, parameters.SPANS)
+        choose("measure", measure, interface.HISTORY_MEASURES)
+        choose("span", span, interface.HISTORY_SPANS)
         query = HistoryQuery(measure, span, text, offset, limit)
         return await self.respond(self._memory, request, lambda only: self._queries.history(query))
 
@@ -404,20 +402,6 @@ def names_of(user: str) -> Sequence[str]:
         return (user, str(number)) if pwd.getpwuid(number).pw_name == user else (user,)
     except (KeyError, ValueError):
         return (user,)
-
-
-def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None, method: str = "GET") -> None:
-    """Add routes to an application; `more` are answers besides those of all routes."""
-    for path, endpoint, model, may_lack in rows:
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=[method],
-            response_model=model,
-            responses={**ERRORS, **(NOT_FOUND if may_lack else {}), **(more or {})},
-            dependencies=[Depends(parameters.only_known_names)],
-            operation_id=endpoint.__name__,
-        )
 
 
 def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:

@@ -16,7 +16,6 @@ from colmet.stored.capacity import ceilings
 from colmet.stored.groups import groups_of
 from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery
 from colmet.web.catalogue import declared, labels_of
-from colmet.web.interface import SeriesQuery, warning_of
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
 from colmet.web.series import (
@@ -25,6 +24,7 @@ from colmet.web.series import (
     SeriesPart,
     before,
     folded,
+    grid_of,
     joined,
     json_values,
     keys_of,
@@ -32,13 +32,16 @@ from colmet.web.series import (
     of_samples,
     of_series,
     parts_of,
+    period_of,
     rates,
+    spread_answer,
+    spread_of,
     step_of,
     unit_of,
 )
-from colmet.web.spread import grid_of, period_of, spread_answer, spread_of
-from colmet.web.store import StoreReader
+from colmet.web.store import StoreReader, warning_of
 
+SOURCES = ("auto", "memory", "stored")
 MAX_VALUES = 1 << 20  # in one answer
 MAX_PARTS = 4096  # series in one answer
 ROW_VALUES = 6  # memory of a row with its labels, in numbers
@@ -47,6 +50,23 @@ NO_STORE = "nothing is stored that can be read: the collector writes neither HDF
 
 Groups = list[list[str]]  # of hosts
 T = TypeVar("T")
+
+
+class SeriesQuery(NamedTuple):
+    """A query for values over time."""
+
+    job: int  # number of the job; 0 for a node's own values
+    table: str  # such as cgroup_default
+    column: str  # such as cpu_usage
+    node: str = ""  # only this node; "" for all nodes of the job
+    since: float | None = None  # seconds since 1970; None for the first value
+    until: float | None = None  # seconds since 1970; None for now
+    points: int = 300  # max values of each series
+    fold: str = "mean"  # aggregation of the values of an interval: one of `FOLDS`
+    rate: bool = False  # whether to return a counter's growth per second
+    source: str = "auto"  # one of `SOURCES`
+    together: bool = False  # whether to return the sum, mean, min and max of all series, not each of them
+    own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
 
 
 class _Span(NamedTuple):

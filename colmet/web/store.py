@@ -25,8 +25,7 @@ from colmet.jobs.archive.places import is_shared, path_of
 from colmet.jobs.archive.queries import JobArchive
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import HeldRows, History, HostRows, RowQuery, Series
-from colmet.web.interface import StoreWarning
+from colmet.stored.series import HeldRows, History, HostRows, ReadingTooSlow, RowQuery, Series
 from colmet.web.recent_cache import AGAIN_S
 
 READ_S = 30.0  # deadline of a reading: below that of a request, so that its client gets the reason
@@ -42,6 +41,17 @@ USER_VALUES = 8  # memory of a user's name, in numbers
 GRID_S = 60.0  # times in queries are rounded to minutes, so that repeated queries are equal
 
 T = TypeVar("T")
+
+
+class StoreWarning(str):
+    """A store's own message. It may name files and hosts, so only administrators see it."""
+
+    __slots__ = ()
+
+
+def warning_of(err: ColmetError) -> str:
+    """Return the warning of a store that could not be read: its own message, or for everybody that it is too slow."""
+    return str(err) if isinstance(err, ReadingTooSlow) else StoreWarning(err)
 
 
 class StoreAnswer(NamedTuple):

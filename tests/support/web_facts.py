@@ -21,10 +21,9 @@ from colmet.common.daemon.metrics_http import listen_address
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.web.access import Access
-from colmet.web.interface import RowPage
-from colmet.web.series import Extent, SeriesPart, step_of
+from colmet.web.queries import RowPage
+from colmet.web.series import Extent, SeriesPart, grid_of, spread_answer, spread_of, step_of
 from colmet.web.server import WebServer
-from colmet.web.spread import grid_of, spread_answer, spread_of
 from tests.support.web_health import health_of, history_of
 
 GIB = 1 << 30

@@ -7,10 +7,9 @@ import time
 from colmet.jobs.archive.local import LocalArchive
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
-from colmet.web.report_process import report_of
+from colmet.web.reports import report_of
 from colmet.web.store import StoreReader
-from colmet.web.stored_routes import Stored
-from colmet.web.stored_rows import RowsReader
+from colmet.web.stored_routes import RowsReader, Stored
 from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, MadeUp, job_rows, node_rows
 

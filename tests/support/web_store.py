@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colmet.web.interface import SeriesQuery
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
+from colmet.web.series_query import SeriesQuery
 from colmet.web.store import StoreReader
 from tests.support.made_up_history import START, MadeUp
 from tests.support.waiting import Clock

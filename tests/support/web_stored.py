@@ -5,10 +5,9 @@ from __future__ import annotations
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore
 from colmet.jobs.columns import BATCH
-from colmet.web.report_process import report_of
+from colmet.web.reports import report_of
 from colmet.web.store import StoreReader
-from colmet.web.stored_routes import Stored
-from colmet.web.stored_rows import RowsReader
+from colmet.web.stored_routes import RowsReader, Stored
 from tests.support.archive_data import summaries, write
 from tests.support.made_up_history import START, MadeUp, job_rows
 

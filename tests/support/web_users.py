@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from colmet.web.access import Access
-from colmet.web.app import build_app
 from colmet.web.credentials import Credential
+from colmet.web.server import build_app
 from tests.support.web_access import cheap
 from tests.support.web_client import ask, basic
 

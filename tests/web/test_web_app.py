@@ -16,11 +16,10 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.common.tables import schemas
 from colmet.web import models
-from colmet.web.interface import StoreWarning
-from colmet.web.openapi import MODELS
-from colmet.web.parameters import JOB_SORTS, NODE_SORTS
+from colmet.web.interface import JOB_SORTS, MODELS, NODE_SORTS
 from colmet.web.queries import Queries
 from colmet.web.responses import to_json
+from colmet.web.store import StoreWarning
 from colmet.web.workers import Busy, Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts

@@ -10,10 +10,10 @@ from colmet.common.live.latest_tables import LatestTables
 from colmet.common.schema import Batch, Table
 from colmet.common.tables.agent import AGENT
 from colmet.web.access import Access
-from colmet.web.app import build_app
 from colmet.web.health import CollectorReport, health_answer, spools_of
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import AGENT_TABLE, RecentCache
+from colmet.web.server import build_app
 from tests.support.status_answers import COLLECTOR, changed
 from tests.support.waiting import Clock, wait_for
 from tests.support.web_client import ask

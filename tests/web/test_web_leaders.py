@@ -13,8 +13,8 @@ from colmet.common.errors import ConfigError
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.web.access import Access
-from colmet.web.app import build_app
-from colmet.web.leaders import Leaders, parse_leaders
+from colmet.web.credentials import Leaders, parse_leaders
+from colmet.web.server import build_app
 from colmet.web.stored_routes import Stored
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_users import ALICE, BOB, ROOT, got, refused

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from colmet.web.access import Access
-from colmet.web.app import build_app
 from colmet.web.catalogue import local_zone
+from colmet.web.server import build_app
 from tests.support.web_client import ask, basic, bearer
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_users import ALICE

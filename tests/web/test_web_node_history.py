@@ -9,8 +9,7 @@ from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import DEVICE_TABLES, NODE_TABLES, Heard
 from colmet.common.schema import Batch, Table
 from colmet.web import node_history
-from colmet.web.interface import HistoryQuery
-from colmet.web.node_history import MEASURES, SPANS, HistoryMemory
+from colmet.web.node_history import MEASURES, SPANS, HistoryMemory, HistoryQuery
 from tests.support.waiting import Clock
 from tests.support.web_nodes import NS, SCHEMAS, rows
 

@@ -18,9 +18,8 @@ from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.report.own import UNREADABLE, OwnHistory
 from colmet.stored.series import RowQuery
-from colmet.web import archive_models, models
-from colmet.web.report_process import report_of
-from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, store_of
+from colmet.web import stored_models
+from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, report_of, store_of
 from colmet.web.store import archive_opener, opener
 from colmet.web.workers import Busy
 from tests.commands.test_report_jobs import job, written
@@ -90,8 +89,8 @@ def test_rows_before_the_start_of_the_users_part_are_not_read(history):
 
 def test_the_shape_of_a_report_is_described(app, bed):
     found = got(app, f"/api/v1/jobs/{JOB}/report", ROOT)
-    assert models.Report(**found)
-    assert set(found) == set(getattr(models.Report, "model_fields", None) or models.Report.__fields__)
+    assert stored_models.Report(**found)
+    assert set(found) == set(getattr(stored_models.Report, "model_fields", None) or stored_models.Report.__fields__)
 
 
 def test_the_page_has_its_own_policy_and_no_script(app):
@@ -218,7 +217,7 @@ def test_a_picture_is_served(archived):
 
 
 def test_the_shape_of_a_report_from_the_archive_is_described(archived):
-    assert models.Report(**got(archived, f"/api/v1/jobs/{GONE}/report", ROOT))
+    assert stored_models.Report(**got(archived, f"/api/v1/jobs/{GONE}/report", ROOT))
 
 
 def test_an_archive_that_cannot_be_read_leaves_the_rows(bed, users, page, tmp_path):
@@ -266,7 +265,7 @@ def test_what_is_not_to_be_seen_is_as_what_never_was(archived):
 def test_an_administrator_gets_the_report_of_all(archived):
     found = got(archived, "/api/v1/report?array=17", ROOT)
     assert {row["user"] for row in found["jobs"]} == {"alice", "bob"} and found["array"] == "17"
-    assert archive_models.JobsReport(**found)
+    assert stored_models.JobsReport(**found)
     assert [row["job"] for row in got(archived, "/api/v1/report?array=17&limit=1", ROOT)["jobs"]] == [3]
     assert got(archived, "/api/v1/report?since=2&until=1", ROOT)["jobs"] == []
     page = ask(archived, "/api/v1/report.html?array=17", [ROOT])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colmet.web.stored_rows import Mark
+from colmet.web.stored_routes import Mark
 from tests.support.made_up_history import START, job_rows
 from tests.support.web_store import Bed
 from tests.support.web_stored import stored_in

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.web.series import Extent, SeriesPart
-from colmet.web.spread import grid_of, period_of, spread_of
+from colmet.web.series import Extent, SeriesPart, grid_of, period_of, spread_of
 
 T0 = 1_700_000_000.0
 

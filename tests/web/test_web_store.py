@@ -16,10 +16,10 @@ from colmet.stored import groups, hdf5
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.series import ReadingTooSlow, RowQuery
 from colmet.web import store as store_module
-from colmet.web.interface import JobsQuery, NodesQuery, earliest, warning_of
-from colmet.web.queries import NO_STORE, Queries
+from colmet.web.ownership import earliest
+from colmet.web.queries import NO_STORE, JobsQuery, NodesQuery, Queries
 from colmet.web.recent_cache import RecentCache
-from colmet.web.store import EmptyHistory, StoreReader
+from colmet.web.store import EmptyHistory, StoreReader, warning_of
 from tests.support.made_up_history import START, job_rows
 from tests.support.waiting import wait_for
 from tests.support.web_nodes import USERS, Cluster

@@ -1,15 +1,132 @@
-"""The shapes of answers from the job archive, made from its columns; for the OpenAPI description only."""
+"""The shapes of answers from stored rows, of reports and of answers from the job archive, as `colmet.web.models`."""
 
-from typing import Any, Optional
+import dataclasses
+from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  # evaluated at run time, on 3.9, too
 
 from pydantic import BaseModel, Field, create_model
 
+from colmet.common.lines import JobCompleteness, JobGap
+from colmet.jobs import figures as report_model
 from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.queries import SUMS
 from colmet.jobs.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
 from colmet.jobs.grades import GRADES
 from colmet.jobs.report.several import COMPARED
-from colmet.web.models import Report
+
+
+class StoredTables(BaseModel):
+    """The tables of a job in the store, with their columns."""
+
+    job: int
+    tables: dict[str, list[str]]
+    warnings: list[str]
+
+
+class StoredRows(BaseModel):
+    """Stored rows of one node."""
+
+    node: str
+    times: list[int]
+    columns: dict[str, list[Any]] = Field(..., description="a value for each time; null for a missing one")
+
+
+class Rows(BaseModel):
+    """A page of the stored rows of a job in a table, by node and time."""
+
+    job: int
+    table: str
+    total: int = Field(..., description="number of rows; may include those up to a minute before and after")
+    first: Optional[int]
+    last: Optional[int]
+    kinds: dict[str, str] = Field(..., description="type of each column: i (integer), f (float), S (text)")
+    rows: list[StoredRows]
+    next: Optional[str] = Field(..., description="parameter `after` of the next page; null at the end")
+    warnings: list[str]
+
+
+class Gap(BaseModel):
+    """Missing samples."""
+
+    since: Optional[float]
+    until: Optional[float]
+    why: str
+    samples: Optional[float]
+
+
+class HostCompleteness(BaseModel):
+    """The stored share of a job's samples of one node."""
+
+    node: str
+    share: Optional[float]
+    expected: Optional[float]
+    present: Optional[float]
+    gaps: list[Gap]
+
+
+class Completeness(BaseModel):
+    """The stored share of a job's samples."""
+
+    job: int
+    share: Optional[float]
+    expected: Optional[float]
+    present: Optional[float]
+    hosts: list[HostCompleteness]
+    warnings: list[str]
+
+
+def _shape(kind: Any) -> Any:
+    """Return the shape of a type of the report: that of a dataclass has its fields."""
+    if get_origin(kind) is tuple:
+        return list[_shape(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) is Union:
+        return Optional[_shape(get_args(kind)[0])]
+    return _REPORT.get(kind, kind)
+
+
+def _add_shape(kind: Any, **derived: Any) -> None:
+    """Add a dataclass of the report to the shapes, and to this module; `derived` are values that it computes."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind) if field.name != "curves"]
+    values = {**{name: _shape(hints[name]) for name in names}, **derived}
+    shape = kind.__name__ if kind is report_model.Report else f"Report{kind.__name__}"
+    about = (kind.__doc__ or "").partition("\n")[0]
+    fields: dict[str, Any] = {key: (value, ...) for key, value in values.items()}
+    made: Any = create_model(shape, __module__=__name__, **fields)
+    made.__doc__ = about
+    _REPORT[kind] = globals()[shape] = made
+
+
+# The shapes of a report and of its parts, by dataclass; docs/tools/report.md has the values.
+_REPORT: dict[Any, Any] = {}
+_NUMBER = report_model.Number
+for _kind, _derived in (
+    (report_model.Cpu, {"used_ratio": _NUMBER}),
+    (report_model.TimeShares, {}),
+    (report_model.MemoryUse, {}),
+    (report_model.InputOutput, {}),
+    (report_model.Shared, {}),
+    (report_model.GpuUse, {}),
+    (report_model.Energy, {}),
+    (JobGap, {}),
+    (JobCompleteness, {"here_ratio": _NUMBER}),
+    (report_model.Advice, {}),
+    (report_model.BatchFacts, {}),
+    (report_model.Use, {}),
+    (report_model.Judgement, {}),
+    (report_model.Ending, {}),
+    (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
+):
+    _add_shape(_kind, **_derived)
+_add_shape(report_model.Whereabouts, shares=_REPORT[report_model.TimeShares])
+_add_shape(
+    report_model.Report,
+    cores=_NUMBER,
+    ending=Optional[_REPORT[report_model.Ending]],
+    uses=_shape(tuple[report_model.Use, ...]),
+    verdict=_shape(tuple[report_model.Judgement, ...]),
+)
+Report: Any = _REPORT[report_model.Report]
+
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
 VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLOB}  # of a whole job
