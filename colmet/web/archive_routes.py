@@ -5,10 +5,10 @@ The leader of a project gets all of its jobs, if the question names this project
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -38,8 +38,10 @@ from colmet.web import interface, stored_models
 from colmet.web.access import Visitor
 from colmet.web.gate import visitor_of
 from colmet.web.interface import ARCHIVE, PAGE, add_routes, choose
+from colmet.web.ownership import names_of
 from colmet.web.responses import answer, encoded, failure
-from colmet.web.routes import LATE_S, NO_JOB, Routes, check_users, names_of
+from colmet.web.routes import LATE_S, NO_JOB, Routes, check_users
+from colmet.web.store import ArchiveOpener
 from colmet.web.stored_models import SHOWN
 from colmet.web.workers import Workers
 
@@ -55,26 +57,37 @@ HTML: Mapping[str, str] = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
 }
-Opener = Callable[[], Optional[JobArchive]]  # None without an archive
 Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
 
 
 class ListOptions(NamedTuple):
     """The conditions of a list of jobs and of usage, as in `JobFilter`."""
 
-    job: str
-    user: str
-    project: str
-    queue: str
-    state: str
-    host: str
-    array: str
-    task: str
-    name: str
-    since: Optional[float]
-    until: Optional[float]
-    efficiency_below: Optional[float]
-    rule: str
+    job: str = interface.JOBS
+    user: str = Query(
+        "",
+        max_length=interface.MAX_TEXT,
+        description="only jobs of these users, separated by commas; ordinary users get their own",
+    )
+    project: str = Query(
+        "", max_length=interface.MAX_TEXT, description="only jobs of these projects, separated by commas"
+    )
+    queue: str = Query("", max_length=interface.MAX_TEXT, description="only jobs of these queues, separated by commas")
+    state: str = Query("", max_length=interface.MAX_TEXT, description="only jobs in these states, separated by commas")
+    host: str = Query(
+        "", max_length=interface.MAX_TEXT, description="only jobs that ran on one of these hosts, separated by commas"
+    )
+    array: str = Query("", max_length=interface.MAX_TEXT, description="only jobs of this array")
+    task: str = Query(
+        "", max_length=interface.MAX_TEXT, description="only this task of an array, as its batch system prints it: 17_3"
+    )
+    name: str = Query("", max_length=interface.MAX_TEXT, description="part of the job's name, in any case")
+    since: Optional[float] = interface.SINCE
+    until: Optional[float] = interface.UNTIL
+    efficiency_below: Optional[float] = Query(
+        None, ge=0, le=1, description="only jobs that used less than this share of their allocated CPU time"
+    )
+    rule: str = Query("", max_length=interface.MAX_TEXT, description="only jobs with this rule of advice")
 
     def seen_by(self, visitor: Visitor) -> Optional[str]:
         """Return the only user whose jobs the answer may have; None for all users."""
@@ -82,11 +95,7 @@ class ListOptions(NamedTuple):
         return None if named and visitor.projects.issuperset(named) else visitor.only
 
     def where(self, whose: Optional[str]) -> JobFilter:
-        """Return the conditions; `whose` is the only user with visible jobs, None for all.
-
-        Raises:
-            HTTPException: 403 for jobs of others.
-        """
+        """Return the conditions, for the only user with visible jobs (None: all); status 403 for jobs of others."""
         asked = _listed(self.user)
         check_users(asked, whose)
         return JobFilter(
@@ -114,42 +123,16 @@ class ListOptions(NamedTuple):
         return True
 
 
-async def list_options(
-    job: str = interface.JOBS,
-    user: str = interface.USERS,
-    project: str = interface.PROJECTS,
-    queue: str = interface.QUEUES,
-    state: str = interface.ARCHIVED_STATES,
-    host: str = interface.HOSTS,
-    array: str = interface.ARRAY,
-    task: str = interface.TASK,
-    name: str = interface.JOB_NAME,
-    since: Optional[float] = interface.SINCE,
-    until: Optional[float] = interface.UNTIL,
-    efficiency_below: Optional[float] = interface.EFFICIENCY,
-    rule: str = interface.RULE,
-) -> ListOptions:
-    """Return the conditions of a request."""
-    return ListOptions(job, user, project, queue, state, host, array, task, name, since, until, efficiency_below, rule)
-
-
-LIST = Depends(list_options)
+LIST = interface.options_in(ListOptions)
 
 
 class ArchiveRoutes:
     """The handlers, one method for each path.
 
-    Their docstrings are in the OpenAPI description.
-
-    Args:
-        routes: the other handlers.
-        opener: opens the archive; None without one.
-
-    Attributes:
-        workers: answer the requests for the archive.
+    Their docstrings are in the OpenAPI description. `workers` answer the requests for the archive.
     """
 
-    def __init__(self, routes: Routes, opener: Optional[Opener]) -> None:
+    def __init__(self, routes: Routes, opener: ArchiveOpener) -> None:
         self._routes = routes
         self._opener = opener
         self.workers = Workers("archive", 5, 64, 4, LATE_S)
@@ -215,7 +198,7 @@ class ArchiveRoutes:
                 raise HTTPException(404, NO_JOB.format(job))
             return {
                 "job": {**_own(_narrow(found.summary), only, whose), **grades_of(found.summary)},
-                "advice": _advice(found.summary.get("advice")),
+                "advice": json.loads(found.summary.get("advice") or "null"),
                 "footprint": curves_of(found.summary.get("footprint")),
                 "hosts": [_own(_narrow(row), only, whose) for row in found.hosts],
                 "starts": found.starts,
@@ -275,7 +258,7 @@ class ArchiveRoutes:
     async def _run(self, request: Request, respond: Callable[[JobArchive, Optional[str]], Response]) -> Response:
         def make(only: Optional[str]) -> Response:
             try:
-                opened = None if self._opener is None else self._opener()
+                opened = self._opener()
                 if opened is None:
                     raise HTTPException(404, _NO_ARCHIVE)
                 with opened as archive:
@@ -303,32 +286,6 @@ def _factors(only: Optional[str]) -> tuple[Factors, list[str]]:
         return Factors(), [str(err) if only is None else _NO_FACTORS]
 
 
-def has_archive(opener: Optional[Opener]) -> bool:
-    """Return whether there is an archive, though it may be unreadable."""
-    try:
-        opened = None if opener is None else opener()
-    except ColmetError:
-        return True
-    if opened is not None:
-        opened.close()
-    return opened is not None
-
-
-def is_archived(opener: Optional[Opener], job: int, only: Optional[str], projects: Collection[str] = ()) -> bool:
-    """Return whether the archive has a job, for its user (None for all) or for the leader of some projects.
-
-    False if it cannot be read.
-    """
-    try:
-        archive = None if opener is None else opener()
-        if archive is None:
-            return False
-        with archive:
-            return find(archive, job, None, None if only is None else names_of(only), sorted(projects)) is not None
-    except ColmetError:
-        return False
-
-
 def _several(
     archive: JobArchive, conditions: ListOptions, whose: Optional[str], limit: int, more: Sequence[str] = ()
 ) -> SeveralJobs:
@@ -353,11 +310,6 @@ def _own(row: Row, only: Optional[str], whose: Optional[str]) -> Row:
 
 def _narrow(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in _LARGE}
-
-
-def _advice(text: Any) -> Optional[list[Any]]:
-    found = json.loads(text) if isinstance(text, str) else None
-    return found if isinstance(found, list) else None
 
 
 def curves_of(packed: Any, digits: Optional[int] = None) -> Optional[Mapping[str, Any]]:

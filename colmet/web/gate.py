@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from html import escape
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.web.access import SESSION_S, Access, NoLoginToken, NotNamed, Unauthorized, Visitor, client_of
@@ -27,12 +30,6 @@ from colmet.web.responses import answer, failure
 from colmet.web.workers import Busy
 
 log = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 VISITOR, CLIENT, SESSION = "colmet.visitor", "colmet.client", "colmet.session"  # in a request's scope
 COOKIE = "colmet-session"
@@ -54,23 +51,17 @@ HEADERS = {
 _ADDED = [(key.lower().encode("ascii"), value.encode("ascii")) for key, value in HEADERS.items()]
 
 
+@dataclass(eq=False)
 class Gate:
-    """An ASGI application around another one.
+    """An ASGI application around another one, which answers the accepted requests."""
 
-    Args:
-        app: answers the accepted requests.
-        access: authenticates requests.
-    """
-
-    def __init__(self, app: App, access: Access) -> None:
-        self._app = app
-        self._access = access
-        self._stats = access.stats
+    app: ASGIApp
+    access: Access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         is_head = scope["method"] == "HEAD"
         began = False
@@ -79,7 +70,10 @@ class Gate:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                self._count(message["status"])
+                status = message["status"]
+                self.access.stats.add(f"requests_{status // 100}xx")
+                if status in (401, 429):
+                    self.access.stats.add("unauthorized" if status == 401 else "too_many")
                 given = message.get("headers", [])
                 names = {key.lower() for key, _ in given}
                 message = {**message, "headers": [*given, *[one for one in _ADDED if one[0] not in names]]}
@@ -88,7 +82,7 @@ class Gate:
             try:
                 await send(message)
             except Exception as err:  # uvicorn has closed the connection because of data after the head
-                self._stats.add("broken_connections")
+                self.access.stats.add("broken_connections")
                 raise ClientDisconnect from err
 
         try:
@@ -96,11 +90,11 @@ class Gate:
             if refusal is not None:
                 await refusal(scope, receive, send_on)
             else:
-                await self._app({**scope, "method": "GET"} if is_head else scope, receive, send_on)
+                await self.app({**scope, "method": "GET"} if is_head else scope, receive, send_on)
         except (ClientDisconnect, asyncio.CancelledError):  # the client is gone, or the server ends
             return
         except Exception:
-            count = self._stats.add("defects")
+            count = self.access.stats.add("defects")
             if powers_of_ten(count):
                 log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
             if not began:
@@ -136,9 +130,9 @@ class Gate:
         if path in ("/", LOGIN, SIGN_OUT) or path.startswith("/static/"):
             return None
         try:
-            given = [value.decode("latin-1") for key, value in headers if key == self._access.header]
+            given = [value.decode("latin-1") for key, value in headers if key == self.access.header]
             if path != TOKEN:
-                scope[VISITOR] = await self._access.visitor(given, scope[CLIENT], scope[SESSION])
+                scope[VISITOR] = await self.access.visitor(given, scope[CLIENT], scope[SESSION])
         except NotNamed as err:
             return failure(403, str(err))
         except Unauthorized:
@@ -146,13 +140,6 @@ class Gate:
         except Busy as err:
             return too_many(err)
         return None
-
-    def _count(self, status: int) -> None:
-        self._stats.add(f"requests_{status // 100}xx")
-        if status == 401:
-            self._stats.add("unauthorized")
-        elif status == 429:
-            self._stats.add("too_many")
 
 
 def _is_own_page(scope: Mapping[str, Any]) -> bool:
@@ -182,8 +169,7 @@ def _cookie(scope: Mapping[str, Any]) -> str:
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
     """Return the user of an accepted request."""
-    visitor: Visitor = scope[VISITOR]
-    return visitor
+    return cast(Visitor, scope[VISITOR])
 
 
 def unauthorized() -> Response:
@@ -196,31 +182,7 @@ def too_many(err: Busy) -> Response:
     return failure(429, str(err), {"Retry-After": str(max(1, math.ceil(err.after_s)))})
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>Sign in - Colmet</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="static/icon.svg" type="image/svg+xml">
-<script src="static/theme.js"></script>
-<link rel="stylesheet" href="static/page.css">
-<script type="module" src="static/login.js"></script>
-</head>
-<body>
-<main class="login">
-<h1>Colmet</h1>
-<form method="post" action="login">
-<p role="alert">{error}</p>
-<p><label>Name <input name="name" autocomplete="username" required autofocus value="{name}"></label></p>
-<p><label>Password <input name="password" type="password" autocomplete="current-password" required></label></p>
-<p><button>Sign in</button></p>
-</form>
-</main>
-</body>
-</html>
-"""
+FOLDER = Path(__file__).parent / "static"  # of the page
 WRONG = "This name and this password are not known together."
 
 
@@ -287,4 +249,5 @@ def is_behind_tls(request: Request) -> bool:
 
 def _page(status: int = 200, error: str = "", name: str = "") -> Response:
     headers = {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store"}
-    return Response(_PAGE.format(error=escape(error), name=escape(name)), status, headers)
+    page = (FOLDER / "login.html").read_text()
+    return Response(page.format(error=escape(error), name=escape(name)), status, headers)

@@ -1,7 +1,8 @@
 """Declare and check the parameters of the JSON interface, add its routes, and describe it by OpenAPI."""
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from fastapi import Depends, FastAPI, Path, Query, Request
@@ -29,10 +30,6 @@ JOB_SORTS = (*JOB_KEYS, "on", "time", "first", "last")
 NODE_SORTS = (*NODE_KEYS, *DEVICE_KEYS)
 HISTORY_MEASURES = tuple(node_history.MEASURES)
 HISTORY_SPANS = tuple(node_history.SPANS)
-CHOICES = {
-    **{"state": JOB_STATES, "fold": FOLDS, "source": SOURCES},
-    **{"measure": HISTORY_MEASURES, "span": HISTORY_SPANS},
-}
 
 JOB = Path(..., ge=1, le=MAX_JOB, description="number of the job")
 NODE = Path(..., min_length=1, max_length=MAX_TEXT, description="name of the node")
@@ -57,18 +54,6 @@ TABLE = Query(..., min_length=1, max_length=MAX_TEXT, description="name of the t
 COLUMNS = Query("", max_length=4000, description="names, separated by commas; time alone: none; default: all")
 AFTER = Query("", max_length=MAX_TEXT + 40, description="`next` of the page before; default: the first page")
 ROWS = Query(10_000, ge=0, le=50_000, description="maximum number of rows; 0: only their number and times")
-USERS = Query(
-    "", max_length=MAX_TEXT, description="only jobs of these users, separated by commas; ordinary users get their own"
-)
-PROJECTS = Query("", max_length=MAX_TEXT, description="only jobs of these projects, separated by commas")
-QUEUES = Query("", max_length=MAX_TEXT, description="only jobs of these queues, separated by commas")
-ARCHIVED_STATES = Query("", max_length=MAX_TEXT, description="only jobs in these states, separated by commas")
-HOSTS = Query("", max_length=MAX_TEXT, description="only jobs that ran on one of these hosts, separated by commas")
-ARRAY = Query("", max_length=MAX_TEXT, description="only jobs of this array")
-TASK = Query("", max_length=MAX_TEXT, description="only this task of an array, as its batch system prints it: 17_3")
-JOB_NAME = Query("", max_length=MAX_TEXT, description="part of the job's name, in any case")
-EFFICIENCY = Query(None, ge=0, le=1, description="only jobs that used less than this share of their allocated CPU time")
-RULE = Query("", max_length=MAX_TEXT, description="only jobs with this rule of advice")
 ARCHIVED_COLUMNS = Query("", max_length=4000, description="names of values, separated by commas; default: usual ones")
 ARCHIVED_SORT = Query("start", max_length=MAX_TEXT, description="value to sort by; missing ones are last")
 REPORTED = Query(1000, ge=1, le=10_000, description="maximum number of jobs, the latest")
@@ -82,43 +67,42 @@ ZONE_NAME = r"([A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*)?"
 ZONE = Query(
     "", max_length=60, description="time zone of the times, such as Europe/Paris; default, and if it is unknown: UTC"
 )
-_POINTS = Query(300, ge=2, le=5000, description="maximum number of values of each series")
-_FOLD = Query("mean", description="aggregation of the values of an interval")
-_RATE = Query(False, description="return the growth per second of a counter, not its value")
-_TOGETHER = Query(
-    False, description="return the sum, mean, min and max of all nodes and devices at each time, not a series for each"
-)
-_SOURCE = Query("auto", description="source of the values: memory, the store, or both (auto)")
+
+
+def options_in(kind: type) -> Any:
+    """Return a dependency: an object of a class whose fields are parameters.
+
+    The class itself would be one, too, but FastAPI calls whatever is not a coroutine in a thread.
+    """
+
+    async def make(**given: Any) -> Any:
+        return kind(**given)
+
+    make.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    return Depends(make)
 
 
 class SeriesOptions(NamedTuple):
     """The parameters of every series, as in `SeriesQuery`."""
 
-    since: Optional[float]
-    until: Optional[float]
-    points: int
-    fold: str
-    rate: bool
-    source: str
-    together: bool
+    since: Optional[float] = SINCE
+    until: Optional[float] = UNTIL
+    points: int = Query(300, ge=2, le=5000, description="maximum number of values of each series")
+    fold: str = Query("mean", description="aggregation of the values of an interval")
+    rate: bool = Query(False, description="return the growth per second of a counter, not its value")
+    source: str = Query("auto", description="source of the values: memory, the store, or both (auto)")
+    together: bool = Query(
+        False,
+        description="return the sum, mean, min and max of all nodes and devices at each time, not a series for each",
+    )
+
+    def check(self) -> None:
+        """Refuse unknown values, with status 400."""
+        choose("fold", self.fold, FOLDS)
+        choose("source", self.source, SOURCES)
 
 
-async def series_options(
-    since: Optional[float] = SINCE,
-    until: Optional[float] = UNTIL,
-    points: int = _POINTS,
-    fold: str = _FOLD,
-    rate: bool = _RATE,
-    source: str = _SOURCE,
-    together: bool = _TOGETHER,
-) -> SeriesOptions:
-    """Return the checked parameters of a series."""
-    choose("fold", fold, FOLDS)
-    choose("source", source, SOURCES)
-    return SeriesOptions(since, until, points, fold, rate, source, together)
-
-
-SERIES = Depends(series_options)
+SERIES = options_in(SeriesOptions)
 
 
 def split_metric(text: str) -> tuple[str, str]:
@@ -199,6 +183,13 @@ PICTURE: dict[Any, dict[str, Any]] = {
 Route = tuple[str, Any, Any, bool]
 _ARCHIVED = ("/api/v1/archive/jobs", "/api/v1/usage", "/api/v1/report", "/api/v1/report.html")
 _NUMBERS = "^([1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*)?$"
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "metric": {"pattern": r"^[^.]+\..+$"},
+    "zone": {"pattern": f"^{ZONE_NAME}$"},
+    "after": {"pattern": r"^$|^[0-9]{1,15}\.[0-9]{1,15}\.[^\n]+$"},
+    **{"state": {"enum": list(JOB_STATES)}, "fold": {"enum": list(FOLDS)}, "source": {"enum": list(SOURCES)}},
+    **{"measure": {"enum": list(HISTORY_MEASURES)}, "span": {"enum": list(HISTORY_SPANS)}},
+}
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
 
@@ -235,23 +226,14 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
                 name, schema = parameter["name"], parameter["schema"]
                 if path in _ARCHIVED:
                     _describe_archived(name, schema)
-                elif name == "sort":
+                    continue
+                schema.update(_SCHEMAS.get(name, {}))
+                if name == "sort":
                     schema["enum"] = list(JOB_SORTS if path.endswith("/jobs") else NODE_SORTS)
-                elif name in CHOICES:
-                    schema["enum"] = list(CHOICES[name])
-                elif name == "metric":
-                    schema["pattern"] = r"^[^.]+\..+$"
-                    parameter["example"] = _EXAMPLES["/jobs/" in path]
-                elif name == "zone":
-                    schema["pattern"] = f"^{ZONE_NAME}$"
-                elif name == "table":
-                    parameter["example"] = "cgroup_default"
-                elif name == "after":
-                    schema["pattern"] = r"^$|^[0-9]{1,15}\.[0-9]{1,15}\.[^\n]+$"
-                elif name == "job" and parameter["in"] == "query":
-                    schema["pattern"] = _NUMBERS
                 elif name == "job":
-                    schema["format"] = "int64"
+                    schema.update({"pattern": _NUMBERS} if parameter["in"] == "query" else {"format": "int64"})
+                elif name in ("metric", "table"):
+                    parameter["example"] = "cgroup_default" if name == "table" else _EXAMPLES["/jobs/" in path]
     if not is_open:
         description["components"]["securitySchemes"] = {
             "basic": {"type": "http", "scheme": "basic"},

@@ -19,24 +19,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.host.command import python_command, python_environment
 from colmet.common.text import UTC, Clock, how_to_install
-from colmet.jobs.archive.queries import JobArchive
 from colmet.jobs.figures import Report
-from colmet.jobs.report.archived import find, made_from
+from colmet.jobs.report.archived import made_from
 from colmet.jobs.report.document import document_of
 from colmet.jobs.report.own import UNREADABLE, OwnHistory, without_others
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
 from colmet.web.responses import to_json
-from colmet.web.store import EmptyHistory, archive_opener, opener
+from colmet.web.store import ArchiveOpener, EmptyHistory, archive_opener, find_in, opener
 from colmet.web.workers import Busy
 
-FORMS = ("json", "html", "png")
 DEADLINE_S = 50.0  # then the process is killed
 MAX_BYTES = 64 << 20  # of an answer
 # options, beside those of database and archive
@@ -51,16 +49,12 @@ class ReportQuery(NamedTuple):
     since: int | None = None  # seconds since 1970; None for all of the job
     until: int | None = None
     own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
-    form: str = "json"  # one of `FORMS`
+    form: str = "json"  # json, html or png
     start: int | None = None  # of several jobs with this number, as in `colmet.jobs.report.archived.find`
     zone: str = ""  # of the times of a page or a picture, such as Europe/Paris; empty for UTC
     users: Sequence[str] | None = None  # names of the only user with visible summaries; None for all
     projects: Sequence[str] = ()  # those whose summaries are visible to this user, too
     is_unread: bool = False  # whether the store of the rows of `own` cannot be read
-
-
-class ReportError(ColmetError):
-    """The store cannot be read, or the report needs too much; may name files and hosts."""
 
 
 class MissingLibrary(ColmetError):
@@ -79,24 +73,15 @@ def store_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class ReportProcesses:
-    """Reports made by processes, one for each report; for any thread.
+    """Reports made by processes, one for each report; for any thread."""
 
-    Args:
-        options: of the collector.
-        command: command to start, for tests.
-        deadline_s: timeout of a report.
-    """
+    options: argparse.Namespace  # of the collector
+    command: tuple[str, ...] = python_command(START)
+    deadline_s: float = DEADLINE_S  # of a report
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        command: tuple[str, ...] = python_command(START),
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        self._store = store_of(options)
-        self._command = command
-        self._deadline_s = deadline_s
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._cache = ""  # a directory for the list of fonts, which is slow to make
 
@@ -106,29 +91,29 @@ class ReportProcesses:
         Raises:
             MissingLibrary: the form requires a missing module.
             Busy: the deadline is over.
-            ReportError: it cannot be made.
+            ColmetError: it cannot be made; may name files and hosts.
         """
-        asked = json.dumps({"store": self._store, **query._asdict()}).encode()
+        asked = json.dumps({"store": store_of(self.options), **query._asdict()}).encode()
         try:
             with subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment(query.form)
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment(query.form)
             ) as process:
                 try:
-                    said, _ = process.communicate(asked, self._deadline_s)
+                    said, _ = process.communicate(asked, self.deadline_s)
                 except subprocess.TimeoutExpired:
                     raise Busy("the report needs too long; ask for a shorter interval", 60.0) from None
                 finally:
                     process.kill()
         except OSError as err:
-            raise ReportError(f"no report can be made: {err.strerror}") from err
+            raise ColmetError(f"no report can be made: {err.strerror}") from err
         head, newline, body = said.partition(b"\n")
         if process.returncode or not newline or len(body) > MAX_BYTES:
-            raise ReportError("no report: its process ended early, or requires more memory; ask for a shorter interval")
+            raise ColmetError("no report: its process ended early, or requires more memory; ask for a shorter interval")
         found = json.loads(head)
         if "missing" in found:
             raise MissingLibrary(str(found["missing"]))
         if "error" in found:
-            raise ReportError(str(found["error"]))
+            raise ColmetError(str(found["error"]))
         return body or None
 
     def _environment(self, form: str) -> dict[str, str]:
@@ -153,18 +138,15 @@ def report_of(
     open_history: Callable[[], History],
     query: ReportQuery,
     now: float,
-    open_archive: Callable[[], JobArchive | None] = lambda: None,
+    open_archive: ArchiveOpener = lambda: None,
 ) -> bytes | None:
     """Return a report in its form, from the rows of the job, else from the archive; None if it is in neither.
 
-    Raises:
-        ColmetError: one of them cannot be read, and the other has nothing of the job.
+    ColmetError if one of them cannot be read, and the other has nothing of the job.
     """
     found, unread = None, None
     try:
-        archive = open_archive()
-        with contextlib.nullcontext() if archive is None else archive:
-            found = None if archive is None else find(archive, query.job, query.start, query.users, query.projects)
+        found = find_in(open_archive, query.job, query.start, query.users, query.projects)
     except ColmetError as err:
         if query.start is not None:
             raise

@@ -1,8 +1,8 @@
 """Answer the routes of the JSON interface, each user only with permitted data."""
 
-import pwd
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fastapi import FastAPI, Request
@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet import __version__
-from colmet.batch.qmem import Hosts, Owners, envelope
+from colmet.batch.qmem import envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.jobs.report.own import UNREADABLE
@@ -26,13 +26,14 @@ from colmet.web.interface import (
     numbers_of,
     split_metric,
 )
+from colmet.web.memory_answers import own_hosts, own_owners
 from colmet.web.node_history import HistoryQuery
-from colmet.web.ownership import earliest
-from colmet.web.queries import JobsQuery, NodesQuery, Queries, RowPage
+from colmet.web.ownership import earliest, names_of
+from colmet.web.queries import JobsQuery, NodesQuery, Queries
 from colmet.web.recent_cache import FACILITY
 from colmet.web.responses import answer
 from colmet.web.series_query import SeriesQuery
-from colmet.web.store import StoreWarning, warning_of
+from colmet.web.store import ArchiveOpener, StoreWarning, find_in, warning_of
 from colmet.web.workers import Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
@@ -42,29 +43,20 @@ _NO_NODE = "node {!r} does not exist, or you may not see it"
 Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with visible jobs; None for all
 
 
+@dataclass(eq=False)
 class Routes:
     """The handlers of requests for JSON, one method for each path.
 
-    Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
-    `is_archived` whether it has a job, for its user (None for all) and for the leader of some projects. For the other
-    arguments see `colmet.web.server.build_app`.
+    Their docstrings are in the OpenAPI description. For the arguments see `colmet.web.server.build_app`.
     """
 
-    def __init__(
-        self,
-        queries: Queries,
-        access: Access,
-        gridengine: bool,
-        connections: Callable[[], int],
-        has_archive: Callable[[], bool],
-        is_archived: Callable[[int, Optional[str], Collection[str]], bool],
-    ) -> None:
-        self._queries = queries
-        self._access = access
-        self._gridengine = gridengine
-        self._connections = connections
-        self._has_archive = has_archive
-        self._is_archived = is_archived
+    queries: Queries
+    access: Access
+    gridengine: bool
+    connections: Callable[[], int]
+    archive: ArchiveOpener
+
+    def __post_init__(self) -> None:
         self._memory = Workers("memory", 4, 256, 128, LATE_S)
         self._store = Workers("store", 4, 64, 8, LATE_S)
 
@@ -95,8 +87,8 @@ class Routes:
     async def whoami(self, request: Request) -> Response:
         """Return the user of the request, and the version of the interface."""
         visitor = visitor_of(request.scope)
-        about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
-        place: dict[str, Any] = {"zone": local_zone(), "sign_out": self._access.sign_out}
+        about = {"version": __version__, "time": time.time(), "gridengine": self.gridengine}
+        place: dict[str, Any] = {"zone": local_zone(), "sign_out": self.access.sign_out}
 
         def make(_only: Optional[str]) -> Response:
             more = {**about, **place, "archive": self._has_archive()}
@@ -113,10 +105,10 @@ class Routes:
             {
                 "version": __version__,
                 "time": time.time(),
-                "since": self._access.stats.since,
-                "counts": {**self._access.stats.values(), **self._queries.counters()},
-                "connections": self._connections(),
-                "users": self._access.names,
+                "since": self.access.stats.since,
+                "counts": {**self.access.stats.values(), **self.queries.counters()},
+                "connections": self.connections(),
+                "users": self.access.names,
                 "waiting": {"memory": self._memory.pending, "store": self._store.pending},
             }
         )
@@ -129,7 +121,7 @@ class Routes:
         """Return totals of nodes and jobs. Ordinary users get totals of their own jobs."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            totals = self._queries.cluster(only)
+            totals = self.queries.cluster(only)
             if only is None:
                 return totals
             nodes = totals["nodes"]
@@ -163,8 +155,9 @@ class Routes:
             check_users([user] if user else [], only)
             whose = only if only is not None else user or None
             query = JobsQuery(whose, jobs, state, node, text, since, until, sort, reverse, offset, limit)
-            page = self._queries.jobs(query)
-            return _page(page, limit, [row for row in page.items if only is None or row["user"] == only])
+            page = self.queries.jobs(query)
+            items = [row for row in page.items if only is None or row["user"] == only]
+            return {**page._asdict(), "limit": limit, "items": items}
 
         return await self.respond(self._memory, request, work)
 
@@ -175,7 +168,7 @@ class Routes:
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
                 own = self.own(job, only)
-                found = self._queries.job(job, own)
+                found = self.queries.job(job, own)
                 if found is None:
                     raise HTTPException(404, NO_JOB.format(job))
             except ColmetError as err:
@@ -184,7 +177,7 @@ class Routes:
                 is_own = self._is_archived(job, only, ())
                 if not is_own and not self._is_archived(job, only, projects):
                     raise
-                return _without_samples(job, only if is_own else None, self._queries.unread(job))
+                return _without_samples(job, only if is_own else None, self.queries.unread(job))
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
@@ -202,6 +195,7 @@ class Routes:
     ) -> Response:
         """Return values of a job over time."""
         table, column = split_metric(metric)
+        options.check()
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             query = SeriesQuery(job, table, column, node, *options)
@@ -226,7 +220,7 @@ class Routes:
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
                 own = self.own(job, only)
-                found = self._queries.completeness(job, later(since, own), until, own)
+                found = self.queries.completeness(job, later(since, own), until, own)
             except ColmetError as err:
                 nothing = dict.fromkeys(("share", "expected", "present"))
                 return {"job": job, **nothing, "hosts": [], "warnings": [warning_of(err)]}
@@ -251,9 +245,10 @@ class Routes:
         choose("sort", sort, NODE_SORTS)
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            names = None if only is None else self._queries.nodes_of(only)
-            page = self._queries.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
-            return _page(page, limit, [row for row in page.items if names is None or row["node"] in names])
+            names = None if only is None else self.queries.nodes_of(only)
+            page = self.queries.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
+            items = [row for row in page.items if names is None or row["node"] in names]
+            return {**page._asdict(), "limit": limit, "items": items}
 
         return await self.respond(self._memory, request, work)
 
@@ -262,7 +257,7 @@ class Routes:
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             self._check_node(node, only)
-            found = self._queries.node(node)
+            found = self.queries.node(node)
             if found is None:
                 raise HTTPException(404, _NO_NODE.format(node))
             jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
@@ -279,12 +274,13 @@ class Routes:
     ) -> Response:
         """Return values of a node over time. Ordinary users get them from the start of their first job there."""
         table, column = split_metric(metric)
+        options.check()
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             limited = options
             if only is not None:
                 self._check_node(node, only)
-                began = self._queries.there_since(node, only)
+                began = self.queries.there_since(node, only)
                 limited = options._replace(since=max(began, began if options.since is None else options.since))
             query = SeriesQuery(0, table, column, node, *limited)
             return self._series(query, only, f"node {node!r} has no {metric}, or you may not see it")
@@ -305,23 +301,30 @@ class Routes:
         choose("measure", measure, interface.HISTORY_MEASURES)
         choose("span", span, interface.HISTORY_SPANS)
         query = HistoryQuery(measure, span, text, offset, limit)
-        return await self.respond(self._memory, request, lambda only: self._queries.history(query))
+        return await self.respond(self._memory, request, lambda only: self.queries.history(query))
 
     async def health(self, request: Request) -> Response:
         """Return the state of the collector, its outputs and the nodes, and the verdict, for administrators."""
         _for_administrators(request, "the health of the collector")
-        return await self.respond(self._memory, request, lambda only: self._queries.health())
+        return await self.respond(self._memory, request, lambda only: self.queries.health())
 
     # -- QmemTools --
 
     async def qhost(self, request: Request) -> Response:
         """Return hosts with their jobs, in the form of QmemTools' server."""
-        work: Work = lambda only: _enveloped("qhost", lambda: own_hosts(self._queries.qhost(), only))  # noqa: E731
-        return await self.respond(self._memory, request, work)
+        return await self._qmem(request, "qhost", lambda only: own_hosts(self.queries.qhost(), only))
 
     async def qstat(self, request: Request) -> Response:
         """Return owners with requests and use of their jobs, in the form of QmemTools' server."""
-        work: Work = lambda only: _enveloped("qstat", lambda: own_owners(self._queries.qstat(), only))  # noqa: E731
+        return await self._qmem(request, "qstat", lambda only: own_owners(self.queries.qstat(), only))
+
+    async def _qmem(self, request: Request, name: str, data: Work) -> Response:
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            try:
+                return envelope(name, data(only))
+            except ColmetError as err:
+                return {"success": False, "message": str(err), "data": {}}
+
         return await self.respond(self._memory, request, work)
 
     # -- shared --
@@ -352,9 +355,9 @@ class Routes:
             return None
         own: Mapping[str, Optional[float]] = {}
         try:
-            own = self._queries.own(job, only)
+            own = self.queries.own(job, only)
             if not own:
-                self._queries.seek(job)  # else the answer would reveal that the job is another user's
+                self.queries.seek(job)  # else the answer would reveal that the job is another user's
         except ColmetError:
             if self._is_archived(job, only, ()):
                 raise
@@ -363,8 +366,29 @@ class Routes:
             raise HTTPException(404, NO_JOB.format(job))
         return own
 
+    def _has_archive(self) -> bool:
+        """Return whether there is an archive, though it may be unreadable."""
+        try:
+            archive = self.archive()
+        except ColmetError:
+            return True
+        if archive is not None:
+            archive.close()
+        return archive is not None
+
+    def _is_archived(self, job: int, only: Optional[str], projects: Collection[str]) -> bool:
+        """Return whether the archive has a job, for its user (None for all) or for the leader of some projects.
+
+        False if it cannot be read.
+        """
+        try:
+            users = None if only is None else names_of(only)
+            return find_in(self.archive, job, None, users, sorted(projects)) is not None
+        except ColmetError:
+            return False
+
     def _check_node(self, node: str, only: Optional[str]) -> None:
-        if only is not None and node not in self._queries.nodes_of(only):
+        if only is not None and node not in self.queries.nodes_of(only):
             raise HTTPException(404, _NO_NODE.format(node))
 
     def _series(self, query: SeriesQuery, only: Optional[str], lacking: str) -> Mapping[str, Any]:
@@ -373,7 +397,7 @@ class Routes:
         if not own_tables({query.table: ()}, only):
             raise HTTPException(404, lacking)
         try:
-            found = self._queries.series(query)
+            found = self.queries.series(query)
         except ColmetError as err:
             return _no_series(query, [warning_of(err)])
         if found is None:
@@ -395,32 +419,6 @@ def check_users(asked: Sequence[str], only: Optional[str]) -> None:
         )
 
 
-def names_of(user: str) -> Sequence[str]:
-    """Return the names of a user in the archive: nodes that do not know the name report the number."""
-    try:
-        number = pwd.getpwnam(user).pw_uid
-        return (user, str(number)) if pwd.getpwuid(number).pw_name == user else (user,)
-    except (KeyError, ValueError):
-        return (user,)
-
-
-def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
-    """Return the hosts with jobs of this user, and these jobs only; all if `only` is None."""
-    if only is None:
-        return hosts
-    found: Hosts = {}
-    for name, host in hosts.items():
-        jobs = {number: job for number, job in host["jobs"].items() if job["owner"] == only}
-        if jobs:
-            found[name] = {**host, "jobs": jobs}
-    return found
-
-
-def own_owners(owners: Owners, only: Optional[str]) -> Owners:
-    """Return the entry of this user; all owners if `only` is None."""
-    return {name: owner for name, owner in owners.items() if only is None or name == only}
-
-
 def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, Any]:
     """Return the tables visible to ordinary users; all if `only` is None."""
     return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
@@ -439,10 +437,6 @@ def later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) 
     return max(begins, default=None)
 
 
-def _page(page: RowPage, limit: int, items: list[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
-
-
 def _without_samples(job: int, user: Optional[str], warnings: list[str]) -> dict[str, Any]:
     nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
     row = {**nothing, "job": job, "user": user, "running": False}
@@ -454,10 +448,3 @@ def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
     unknown = dict.fromkeys(("unit", "kind", "step"))
     asked = {"job": query.job, "metric": metric, "rate": query.rate, "since": query.since, "until": query.until}
     return {**asked, **unknown, "source": "none", "warnings": warnings, "series": [], "together": None}
-
-
-def _enveloped(name: str, data: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    try:
-        return envelope(name, data())
-    except ColmetError as err:
-        return {"success": False, "message": str(err), "data": {}}

@@ -267,16 +267,6 @@ class Grid(NamedTuple):
     shown: float  # seconds from the start of an interval to its time in answers
 
 
-class NodeSpread(NamedTuple):
-    """Several series as one, with one value for each time."""
-
-    times: Floats  # ascending, shape (n,)
-    sums: Floats  # NaN if the value of a series is missing, shape (n,)
-    means: Floats  # of the known values; likewise the next ones
-    mins: Floats
-    maxs: Floats
-
-
 def period_of(part: SeriesPart) -> float:
     """Return the usual time between two values; 0 for a single value."""
     if len(part.times) < 2:
@@ -296,14 +286,14 @@ def grid_of(extent: Extent, period: float, points: int) -> Grid:
     return Grid(0.0, step_of(extent._replace(points=points + 1), points), 0.0)
 
 
-def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str) -> NodeSpread:
-    """Return the sum, mean, min and max of some series.
+def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str) -> dict[str, Floats]:
+    """Return the sum, mean, min and max of some series at ascending `times`: the mean and so on of the known values.
 
     A series counts from its first value to its last. In a gap, its last value counts for `CARRIED` intervals; then its
     value is missing, and with it the sum.
     """
     if not extent.points:
-        return NodeSpread(*[np.zeros(0)] * 5)
+        return dict.fromkeys(("times", "sum", "mean", "min", "max"), np.zeros(0))
     first = math.floor((extent.first - grid.origin) / grid.width)
     count = math.floor((extent.last - grid.origin) / grid.width) - first + 1
     sums, known, lacking = np.zeros(count), np.zeros(count), np.zeros(count, bool)
@@ -324,9 +314,10 @@ def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.where(known > 0, sums / known, np.nan)
     times = np.asarray(grid.origin + grid.shown + (first + np.flatnonzero(keep)) * grid.width, np.float64)
-    columns = (np.where(lacking | (known == 0), np.nan, sums), means, mins, maxs)
-    lines = [broken(times, column[keep]) for column in columns]
-    return NodeSpread(lines[0][0], *[values for _, values in lines])
+    sums = np.where(lacking | (known == 0), np.nan, sums)
+    columns = {"sum": sums, "mean": means, "min": mins, "max": maxs}
+    lines = {name: broken(times, column[keep]) for name, column in columns.items()}
+    return {"times": lines["sum"][0], **{name: values for name, (_, values) in lines.items()}}
 
 
 def _carried(at: Any, cells: Floats, count: int) -> tuple[Floats, Any]:
@@ -341,13 +332,7 @@ def _carried(at: Any, cells: Floats, count: int) -> tuple[Floats, Any]:
     return found, (intervals >= begin) & (intervals <= at[-1] + CARRIED)
 
 
-def spread_answer(spread: NodeSpread, series: int) -> dict[str, Any]:
+def spread_answer(spread: Mapping[str, Floats], series: int) -> dict[str, Any]:
     """Return a spread as JSON values, with the number of its series."""
-    return {
-        "series": series,
-        "times": spread.times.round(3).tolist(),
-        "sum": json_values(spread.sums),
-        "mean": json_values(spread.means),
-        "min": json_values(spread.mins),
-        "max": json_values(spread.maxs),
-    }
+    values = {name: json_values(spread[name]) for name in ("sum", "mean", "min", "max")}
+    return {"series": series, "times": spread["times"].round(3).tolist(), **values}

@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from colmet.common.daemon.metrics_http import ListenAddress, cannot_listen, own_
 from colmet.common.errors import ConfigError
 from colmet.common.text import document
 from colmet.web.access import Access, Stats
-from colmet.web.archive_routes import ArchiveRoutes, has_archive, is_archived
-from colmet.web.gate import Gate, LoginRoutes, too_many
+from colmet.web.archive_routes import ArchiveRoutes
+from colmet.web.gate import FOLDER, Gate, LoginRoutes, too_many
 from colmet.web.interface import described
 from colmet.web.options import Address, UnixAddress
 from colmet.web.queries import Queries
@@ -43,7 +42,6 @@ from colmet.web.routes import Routes
 from colmet.web.stored_routes import Stored, StoredRoutes
 from colmet.web.workers import Busy
 
-FOLDER = Path(__file__).parent / "static"
 PACKED_BYTES = 1024  # shorter answers are not compressed
 LEVEL = 4  # of gzip: higher ones are slow and save little
 
@@ -63,7 +61,7 @@ def build_app(
     Args:
         queries: answers the queries.
         access: authenticates requests.
-        stored: reads the store; None without a readable store.
+        stored: reads the store.
         gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
         connections: returns the number of open connections.
         hosts: names and addresses allowed in Host headers; None for any. Protects an open interface for this machine
@@ -72,8 +70,7 @@ def build_app(
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    known = (partial(has_archive, stored.archive), partial(is_archived, stored.archive))
-    routes = Routes(queries, access, gridengine, connections, *known)
+    routes = Routes(queries, access, gridengine, connections, stored.archive)
     routes.add_to(app)
     archived = ArchiveRoutes(routes, stored.archive)
     StoredRoutes(routes, stored, archived.workers).add_to(app)
@@ -152,22 +149,10 @@ class _Warnings(logging.Handler):
 class WebServer:
     """A web server; it listens from its construction, and answers during `run`.
 
-    For the arguments see `build_app`.
-
-    Raises:
-        ConfigError: the address cannot be used.
+    For the arguments see `build_app`, which gets the options; ConfigError if the address cannot be used.
     """
 
-    def __init__(
-        self,
-        listen: Address,
-        queries: Queries,
-        access: Access,
-        *,
-        stored: Stored = Stored(),  # noqa: B008 - a tuple
-        gridengine: bool = False,
-        folder: Path = FOLDER,
-    ) -> None:
+    def __init__(self, listen: Address, queries: Queries, access: Access, **options: Any) -> None:
         self._stats = access.stats
         is_unix = isinstance(listen, UnixAddress)
         self._socket = _bind_path(listen.path) if isinstance(listen, UnixAddress) else _bind(listen)
@@ -184,13 +169,7 @@ class WebServer:
         is_own = is_local and access.is_open and not is_unix
         names = [*own_names(), "127.0.0.1", "::1", "[::1]", "["] if is_own else None
         app = build_app(
-            queries,
-            access,
-            stored=stored,
-            gridengine=gridengine,
-            connections=lambda: len(self._server.server_state.connections),
-            hosts=names,
-            folder=folder,
+            queries, access, connections=lambda: len(self._server.server_state.connections), hosts=names, **options
         )
         config = uvicorn.Config(
             app,

@@ -1,9 +1,8 @@
 """The shapes of answers from stored rows, of reports and of answers from the job archive, as `colmet.web.models`."""
 
-import dataclasses
-from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  # evaluated at run time, on 3.9, too
+from typing import Any, Optional  # evaluated at run time, on 3.9, too
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import Field
 
 from colmet.common.lines import JobCompleteness, JobGap
 from colmet.jobs import figures as report_model
@@ -12,95 +11,56 @@ from colmet.jobs.archive.queries import SUMS
 from colmet.jobs.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
 from colmet.jobs.grades import GRADES
 from colmet.jobs.report.several import COMPARED
+from colmet.web.models import Number, Text, Whole, add_shape, each, nullable, shape, shape_of
 
-
-class StoredTables(BaseModel):
-    """The tables of a job in the store, with their columns."""
-
-    job: int
-    tables: dict[str, list[str]]
-    warnings: list[str]
-
-
-class StoredRows(BaseModel):
-    """Stored rows of one node."""
-
-    node: str
-    times: list[int]
-    columns: dict[str, list[Any]] = Field(..., description="a value for each time; null for a missing one")
-
-
-class Rows(BaseModel):
-    """A page of the stored rows of a job in a table, by node and time."""
-
-    job: int
-    table: str
-    total: int = Field(..., description="number of rows; may include those up to a minute before and after")
-    first: Optional[int]
-    last: Optional[int]
-    kinds: dict[str, str] = Field(..., description="type of each column: i (integer), f (float), S (text)")
-    rows: list[StoredRows]
-    next: Optional[str] = Field(..., description="parameter `after` of the next page; null at the end")
-    warnings: list[str]
-
-
-class Gap(BaseModel):
-    """Missing samples."""
-
-    since: Optional[float]
-    until: Optional[float]
-    why: str
-    samples: Optional[float]
-
-
-class HostCompleteness(BaseModel):
-    """The stored share of a job's samples of one node."""
-
-    node: str
-    share: Optional[float]
-    expected: Optional[float]
-    present: Optional[float]
-    gaps: list[Gap]
-
-
-class Completeness(BaseModel):
-    """The stored share of a job's samples."""
-
-    job: int
-    share: Optional[float]
-    expected: Optional[float]
-    present: Optional[float]
-    hosts: list[HostCompleteness]
-    warnings: list[str]
-
-
-def _shape(kind: Any) -> Any:
-    """Return the shape of a type of the report: that of a dataclass has its fields."""
-    if get_origin(kind) is tuple:
-        return list[_shape(get_args(kind)[0])]  # type: ignore[misc]
-    if get_origin(kind) is Union:
-        return Optional[_shape(get_args(kind)[0])]
-    return _REPORT.get(kind, kind)
-
-
-def _add_shape(kind: Any, **derived: Any) -> None:
-    """Add a dataclass of the report to the shapes, and to this module; `derived` are values that it computes."""
-    hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind) if field.name != "curves"]
-    values = {**{name: _shape(hints[name]) for name in names}, **derived}
-    shape = kind.__name__ if kind is report_model.Report else f"Report{kind.__name__}"
-    about = (kind.__doc__ or "").partition("\n")[0]
-    fields: dict[str, Any] = {key: (value, ...) for key, value in values.items()}
-    made: Any = create_model(shape, __module__=__name__, **fields)
-    made.__doc__ = about
-    _REPORT[kind] = globals()[shape] = made
+StoredTables = shape(
+    "StoredTables",
+    "The tables of a job in the store, with their columns.",
+    job=int,
+    tables={str: [str]},
+    warnings=[str],
+)
+StoredRows = shape(
+    "StoredRows",
+    "Stored rows of one node.",
+    node=str,
+    times=[int],
+    columns=({str: [Any]}, "a value for each time; null for a missing one"),
+)
+Rows = shape(
+    "Rows",
+    "A page of the stored rows of a job in a table, by node and time.",
+    job=int,
+    table=str,
+    total=(int, "number of rows; may include those up to a minute before and after"),
+    first=Whole,
+    last=Whole,
+    kinds=({str: str}, "type of each column: i (integer), f (float), S (text)"),
+    rows=[StoredRows],
+    next=(Text, "parameter `after` of the next page; null at the end"),
+    warnings=[str],
+)
+Gap = shape("Gap", "Missing samples.", since=Number, until=Number, why=str, samples=Number)
+HostCompleteness = shape(
+    "HostCompleteness",
+    "The stored share of a job's samples of one node.",
+    node=str,
+    **each(Number, ("share", "expected", "present")),
+    gaps=[Gap],
+)
+Completeness = shape(
+    "Completeness",
+    "The stored share of a job's samples.",
+    job=int,
+    **each(Number, ("share", "expected", "present")),
+    hosts=[HostCompleteness],
+    warnings=[str],
+)
 
 
 # The shapes of a report and of its parts, by dataclass; docs/tools/report.md has the values.
-_REPORT: dict[Any, Any] = {}
-_NUMBER = report_model.Number
 for _kind, _derived in (
-    (report_model.Cpu, {"used_ratio": _NUMBER}),
+    (report_model.Cpu, {"used_ratio": Number}),
     (report_model.TimeShares, {}),
     (report_model.MemoryUse, {}),
     (report_model.InputOutput, {}),
@@ -108,25 +68,25 @@ for _kind, _derived in (
     (report_model.GpuUse, {}),
     (report_model.Energy, {}),
     (JobGap, {}),
-    (JobCompleteness, {"here_ratio": _NUMBER}),
+    (JobCompleteness, {"here_ratio": Number}),
     (report_model.Advice, {}),
     (report_model.BatchFacts, {}),
     (report_model.Use, {}),
     (report_model.Judgement, {}),
     (report_model.Ending, {}),
-    (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
+    (report_model.HostFigures, {"cores": Number, "cpu_used_ratio": Number}),
 ):
-    _add_shape(_kind, **_derived)
-_add_shape(report_model.Whereabouts, shares=_REPORT[report_model.TimeShares])
-_add_shape(
+    add_shape(_kind, f"Report{_kind.__name__}", **_derived)
+add_shape(report_model.Whereabouts, "ReportWhereabouts", shares=shape_of(report_model.TimeShares))
+add_shape(
     report_model.Report,
-    cores=_NUMBER,
-    ending=Optional[_REPORT[report_model.Ending]],
-    uses=_shape(tuple[report_model.Use, ...]),
-    verdict=_shape(tuple[report_model.Judgement, ...]),
+    "Report",
+    cores=Number,
+    ending=Optional[shape_of(report_model.Ending)],
+    uses=shape_of(tuple[report_model.Use, ...]),
+    verdict=shape_of(tuple[report_model.Judgement, ...]),
 )
-Report: Any = _REPORT[report_model.Report]
-
+Report: Any = shape_of(report_model.Report)
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
 VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLOB}  # of a whole job
@@ -143,132 +103,97 @@ def _fields(columns: dict[str, JobColumn], default: Any) -> Any:
     return fields
 
 
-_Values: Any = create_model("_Values", **_fields(SHOWN, None))
-_HostValues: Any = create_model("_HostValues", **_fields(_HOST_VALUES, None))
-_Sums: Any = create_model("_Sums", **_fields(SUMS, ...))
-
-
-class RuleOfAdvice(BaseModel):
-    """A rule of advice that applies to a job."""
-
-    rule: str
-    text: str
-
-
-class ArchivedValues(_Values):  # type: ignore[misc]  # made above, out of the columns
-    """Values of a job; those that were not asked for are missing."""
-
-
-class ArchivedHost(_HostValues):  # type: ignore[misc]  # made above, out of the columns
-    """Values of a job on one host."""
-
-
-class ShortCurves(BaseModel):
-    """Short curves over the life of a job, at most 64 points each; null for a missing point."""
-
-    step_s: int = Field(..., description="seconds of a point; the first one begins with the job")
-    cpu: Optional[list[Optional[float]]] = Field(None, description="CPUs in use")
-    memory: Optional[list[Optional[float]]] = Field(None, description="bytes in use, the most of each point")
-    gpu: Optional[list[Optional[float]]] = Field(None, description="GPUs in use")
-
-
-class ArchivedRow(ArchivedValues):
-    """A job of a list."""
-
-    footprint: Optional[ShortCurves] = Field(None, description="on request; null if the job was too short")
-
-
-ONLY: Any = Field(..., description="the only user whose jobs these are; null for those of all users")
-
-
-class ArchivedJobs(BaseModel):
-    """A page of the jobs in the archive."""
-
-    total: int
-    offset: int
-    limit: int
-    items: list[ArchivedRow]
-    only: Optional[str] = ONLY
-
-
-class JobInArchive(BaseModel):
-    """A job in the archive, with its hosts."""
-
-    job: ArchivedValues
-    advice: Optional[list[RuleOfAdvice]] = Field(..., description="null if there were too few samples")
-    footprint: Optional[ShortCurves] = Field(..., description="null if the job was too short")
-    hosts: list[ArchivedHost]
-    starts: list[int] = Field(..., description="of all jobs with this number, the latest first; parameter `start`")
-
-
-class JobSummary(BaseModel):
-    """The report of a job from the archive, with its short curves."""
-
-    report: Optional[Report] = Field(..., description="null if the archive lacks the job, or there is no archive")
-    footprint: Optional[ShortCurves]
-
-
-class SpreadOfJobs(BaseModel):
-    """The spread of a value over jobs."""
-
-    min: float
-    median: float
-    max: float
-
-
-class UnusualJob(BaseModel):
-    """A job of an array that is far from the others."""
-
-    job: int
-    start: int
-    name: str = Field(..., description="as the batch system prints its id")
-    what: str = Field(..., description=f"one of {', '.join(COMPARED)}")
-    value: float
-    median: float
-
-
-class JobsReport(BaseModel):
-    """The report of several jobs."""
-
-    total: int = Field(..., description="of the selection, of which `jobs` may be the latest part")
-    array: Optional[str] = Field(..., description="id of the array that all of them belong to")
-    states: dict[str, int] = Field(..., description="number of jobs by state")
-    sums: dict[str, Optional[float]] = Field(
-        ..., description="of all jobs here, and the used share of CPU and GPU time"
-    )
-    spread: dict[str, SpreadOfJobs] = Field(..., description="of ended jobs, by name of the value")
-    unusual: list[UnusualJob] = Field(..., description="of an array")
-    jobs: list[ArchivedValues]
-    notes: list[str]
-
-
-class UsageSums(_Sums):  # type: ignore[misc]  # made above, out of the columns
-    """Sums over jobs; a job counts with the share of its wall time within the interval."""
-
-
-class UsageOfGroup(BaseModel):
-    """The sums of one group."""
-
-    keys: list[str] = Field(..., description="one for each word of `by`; empty for a missing value")
-    jobs: int
-    sums: UsageSums
-    cpu_ratio: Optional[float] = Field(
-        ..., description="CPU time used of the allocated, without jobs of which one of both is unknown; null if unknown"
-    )
-    cpu_grade: Optional[str] = Field(..., description="grade of the CPU time used of the allocated; null if unknown")
-    co2_g: Optional[float] = Field(..., description="grams of CO2; null without a factor, or without the energy")
-    cost: Optional[float] = Field(..., description="of energy and core hours; null without a factor, or without a sum")
-
-
-class UsageAnswer(BaseModel):
-    """Sums by groups, the group with the most allocated CPU time first."""
-
-    by: list[str]
-    groups: list[UsageOfGroup]
-    total: UsageOfGroup = Field(
-        ..., description="of all groups, without keys; a job of two months or hosts counts twice"
-    )
-    sources: list[str] = Field(..., description="the factors of CO2 and cost, each with its source; a site's own")
-    currency: Optional[str] = Field(..., description="of `cost`")
-    warnings: list[str] = Field(..., description="such as unreadable factors")
-    only: Optional[str] = ONLY
+RuleOfAdvice = shape("RuleOfAdvice", "A rule of advice that applies to a job.", rule=str, text=str)
+ArchivedValues = shape(
+    "ArchivedValues", "Values of a job; those that were not asked for are missing.", **_fields(SHOWN, None)
+)
+ArchivedHost = shape("ArchivedHost", "Values of a job on one host.", **_fields(_HOST_VALUES, None))
+ShortCurves = shape(
+    "ShortCurves",
+    "Short curves over the life of a job, at most 64 points each; null for a missing point.",
+    step_s=(int, "seconds of a point; the first one begins with the job"),
+    cpu=(nullable([Number]), Field(None, description="CPUs in use")),
+    memory=(nullable([Number]), Field(None, description="bytes in use, the most of each point")),
+    gpu=(nullable([Number]), Field(None, description="GPUs in use")),
+)
+ArchivedRow = shape(
+    "ArchivedRow",
+    "A job of a list.",
+    **_fields(SHOWN, None),
+    footprint=(nullable(ShortCurves), Field(None, description="on request; null if the job was too short")),
+)
+ONLY = (Text, "the only user whose jobs these are; null for those of all users")
+ArchivedJobs = shape(
+    "ArchivedJobs",
+    "A page of the jobs in the archive.",
+    total=int,
+    offset=int,
+    limit=int,
+    items=[ArchivedRow],
+    only=ONLY,
+)
+JobInArchive = shape(
+    "JobInArchive",
+    "A job in the archive, with its hosts.",
+    job=ArchivedValues,
+    advice=(nullable([RuleOfAdvice]), "null if there were too few samples"),
+    footprint=(nullable(ShortCurves), "null if the job was too short"),
+    hosts=[ArchivedHost],
+    starts=([int], "of all jobs with this number, the latest first; parameter `start`"),
+)
+JobSummary = shape(
+    "JobSummary",
+    "The report of a job from the archive, with its short curves.",
+    report=(nullable(Report), "null if the archive lacks the job, or there is no archive"),
+    footprint=nullable(ShortCurves),
+)
+SpreadOfJobs = shape("SpreadOfJobs", "The spread of a value over jobs.", min=float, median=float, max=float)
+UnusualJob = shape(
+    "UnusualJob",
+    "A job of an array that is far from the others.",
+    job=int,
+    start=int,
+    name=(str, "as the batch system prints its id"),
+    what=(str, f"one of {', '.join(COMPARED)}"),
+    value=float,
+    median=float,
+)
+JobsReport = shape(
+    "JobsReport",
+    "The report of several jobs.",
+    total=(int, "of the selection, of which `jobs` may be the latest part"),
+    array=(Text, "id of the array that all of them belong to"),
+    states=({str: int}, "number of jobs by state"),
+    sums=({str: Number}, "of all jobs here, and the used share of CPU and GPU time"),
+    spread=({str: SpreadOfJobs}, "of ended jobs, by name of the value"),
+    unusual=([UnusualJob], "of an array"),
+    jobs=[ArchivedValues],
+    notes=[str],
+)
+UsageSums = shape(
+    "UsageSums",
+    "Sums over jobs; a job counts with the share of its wall time within the interval.",
+    **_fields(SUMS, ...),
+)
+UsageOfGroup = shape(
+    "UsageOfGroup",
+    "The sums of one group.",
+    keys=([str], "one for each word of `by`; empty for a missing value"),
+    jobs=int,
+    sums=UsageSums,
+    cpu_ratio=(Number, "CPU time used of the allocated, without jobs of which one of both is unknown; null if unknown"),
+    cpu_grade=(Text, "grade of the CPU time used of the allocated; null if unknown"),
+    co2_g=(Number, "grams of CO2; null without a factor, or without the energy"),
+    cost=(Number, "of energy and core hours; null without a factor, or without a sum"),
+)
+UsageAnswer = shape(
+    "UsageAnswer",
+    "Sums by groups, the group with the most allocated CPU time first.",
+    by=[str],
+    groups=[UsageOfGroup],
+    total=(UsageOfGroup, "of all groups, without keys; a job of two months or hosts counts twice"),
+    sources=([str], "the factors of CO2 and cost, each with its source; a site's own"),
+    currency=(Text, "of `cost`"),
+    warnings=([str], "such as unreadable factors"),
+    only=ONLY,
+)

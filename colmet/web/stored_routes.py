@@ -1,6 +1,5 @@
 """Answer the routes for stored data of a job: its report, and its rows by pages, as they are stored."""
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -12,18 +11,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
-from colmet.jobs.report.archived import find, joined
+from colmet.jobs.report.archived import joined
 from colmet.jobs.report.document import document_of
 from colmet.jobs.report.own import UNREADABLE, without_others
 from colmet.stored.series import HeldRows, HostRows, RowQuery, Series
 from colmet.web import interface, stored_models
-from colmet.web.archive_routes import HTML, Opener, curves_of
+from colmet.web.archive_routes import HTML, curves_of
 from colmet.web.gate import visitor_of
 from colmet.web.interface import ARCHIVE, MAX_TIME, PAGE, PICTURE, REPORTS, add_routes
+from colmet.web.ownership import names_of
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
 from colmet.web.responses import answer, encoded, failure
-from colmet.web.routes import LATE_S, NO_JOB, Routes, later, names_of, own_tables
-from colmet.web.store import StoreReader, warning_of
+from colmet.web.routes import LATE_S, NO_JOB, Routes, later, own_tables
+from colmet.web.store import ArchiveOpener, StoreReader, find_in, warning_of
 from colmet.web.workers import Busy, Workers
 
 MAX_ROWS = 50_000  # of a page
@@ -64,43 +64,35 @@ class RowsQuery(NamedTuple):
     own: Optional[Mapping[str, Optional[float]]] = None  # only these hosts, as `Queries.own`; None for all
 
 
-class RowsReader:
-    """Reads rows of a store."""
-
-    def __init__(self, store: StoreReader) -> None:
-        self._store = store
-
-    def tables(self, job: int, since: Optional[float]) -> Optional[Mapping[str, Any]]:
-        """Return the tables of a job with their columns; None for an unknown job."""
-        found = self._store.tables(job, since)
-        if not found.value:
-            return None
-        return {"job": job, "tables": {name: list(found.value[name]) for name in found.value}, **_warned(found[1])}
-
-    def page(self, query: RowsQuery) -> Mapping[str, Any]:
-        """Return a page of rows.
-
-        Raises:
-            ColmetError: the store cannot be read.
-        """
-        known = self._store.tables(query.job, query.since)
-        there = known.value.get(query.table)
-        hosts = None if query.own is None else list(query.own)
-        if query.node:
-            hosts = [query.node] if hosts is None or query.node in hosts else []
-        if there is None or hosts == []:
-            nothing: dict[str, Any] = {"total": 0, "first": None, "last": None, "kinds": {}, "rows": [], "next": None}
-            return {"job": query.job, "table": query.table, **nothing, **_warned(known.warnings)}
-        names = [name for name in there if query.columns is None or name in query.columns] if query.limit else []
-        made, warnings = self._store.read(
-            RowQuery(query.job, query.table, names, query.since, query.until, hosts),
-            lambda rows: _page(query, _Cut(query, rows), names),
-        )
-        return {"job": query.job, "table": query.table, **made, **_warned(warnings)}
+def stored_tables(store: StoreReader, job: int, since: Optional[float]) -> Optional[Mapping[str, Any]]:
+    """Return the tables of a job with their columns; None for an unknown job."""
+    found = store.tables(job, since)
+    if not found.value:
+        return None
+    tables = {name: list(columns) for name, columns in found.value.items()}
+    return {"job": job, "tables": tables, "warnings": list(found.warnings)}
 
 
-def _warned(warnings: Sequence[str]) -> dict[str, list[str]]:
-    return {"warnings": list(warnings)}
+def stored_rows(store: StoreReader, query: RowsQuery) -> Mapping[str, Any]:
+    """Return a page of rows; ColmetError if the store cannot be read."""
+    tables, warnings = store.tables(query.job, query.since)
+    there = tables.get(query.table)
+    hosts = None if query.own is None else list(query.own)
+    if query.node:
+        hosts = [query.node] if hosts is None or query.node in hosts else []
+    if there is None or hosts == []:
+        return _nothing(query.job, query.table, warnings)
+    names = [name for name in there if query.columns is None or name in query.columns] if query.limit else []
+    made, warnings = store.read(
+        RowQuery(query.job, query.table, names, query.since, query.until, hosts),
+        lambda rows: _page(query, _Cut(query, rows), names),
+    )
+    return {"job": query.job, "table": query.table, **made, "warnings": list(warnings)}
+
+
+def _nothing(job: int, table: str, warnings: Sequence[str]) -> Mapping[str, Any]:
+    nothing: dict[str, Any] = {"total": 0, "first": None, "last": None, "kinds": {}, "rows": [], "next": None}
+    return {"job": job, "table": table, **nothing, "warnings": list(warnings)}
 
 
 class _Cut:
@@ -177,37 +169,37 @@ def _values(column: npt.NDArray[Any]) -> list[Any]:
     return [None if one == -1 else one for one in column.tolist()]
 
 
-_HEADERS: Mapping[str, Mapping[str, str]] = {
-    "json": {},
-    "html": HTML,
-    "png": {"Content-Type": "image/png"},
-}
+_HEADERS: Mapping[str, Mapping[str, str]] = {"json": {}, "html": HTML, "png": {"Content-Type": "image/png"}}
 
 
 class Stored(NamedTuple):
-    """What reads stored data; None without a readable store."""
+    """What reads stored data; `store` is None if it is not readable."""
 
-    reporter: Optional[Reporter] = None
-    rows: Optional[RowsReader] = None
-    archive: Optional[Opener] = None
+    reporter: Reporter = lambda query: None
+    store: Optional[StoreReader] = None
+    archive: ArchiveOpener = lambda: None
+
+
+class ReportOptions(NamedTuple):
+    """The parameters of every report, as in `ReportQuery`."""
+
+    since: Optional[float] = interface.SINCE
+    until: Optional[float] = interface.UNTIL
+    start: Optional[int] = interface.JOB_START
+
+
+REPORT_OPTIONS = interface.options_in(ReportOptions)
 
 
 class StoredRoutes:
     """The handlers, one method for each path.
 
-    Their docstrings are in the OpenAPI description.
-
-    Args:
-        routes: the other handlers, with the rules of access.
-        stored: reads the store.
-        archived: answer the requests for the archive.
+    Their docstrings are in the OpenAPI description. `archived` answer the requests for the archive.
     """
 
     def __init__(self, routes: Routes, stored: Stored, archived: Workers) -> None:
         self._routes = routes
-        self._reporter = stored.reporter
-        self._rows = stored.rows
-        self._archive = stored.archive
+        self._reporter, self._store, self._archive = stored
         self._archived = archived
         self._reading = Workers("rows", 2, 32, 4, LATE_S)
         # a report at a time for each user, as it needs seconds of CPU time
@@ -231,7 +223,7 @@ class StoredRoutes:
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
                 own = self._routes.own(job, only)
-                found = None if self._rows is None else self._rows.tables(job, later(since, own))
+                found = None if self._store is None else stored_tables(self._store, job, later(since, own))
             except ColmetError as err:
                 return {"job": job, "tables": {}, "warnings": [warning_of(err)]}
             if found is None:
@@ -259,15 +251,14 @@ class StoredRoutes:
         names = [name for name in columns.split(",") if name] if columns else None
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            if self._rows is None or not own_tables({table: ()}, only):
+            if self._store is None or not own_tables({table: ()}, only):
                 raise HTTPException(404, NO_JOB.format(job))
             try:
                 own = self._routes.own(job, only)
                 query = RowsQuery(job, table, names, node, later(since, own), until, mark, limit, own)
-                return self._rows.page(query)
+                return stored_rows(self._store, query)
             except ColmetError as err:
-                nothing: dict[str, Any] = {"total": 0, "first": None, "last": None, "kinds": {}, "rows": []}
-                return {"job": job, "table": table, **nothing, "next": None, "warnings": [warning_of(err)]}
+                return _nothing(job, table, [warning_of(err)])
 
         return await self._routes.respond(self._reading, request, work)
 
@@ -278,10 +269,7 @@ class StoredRoutes:
         projects = sorted(visitor_of(request.scope).projects)
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            archive = None if self._archive is None else self._archive()
-            with contextlib.nullcontext() if archive is None else archive:
-                users = None if only is None else names_of(only)
-                found = None if archive is None else find(archive, job, start, users, projects)
+            found = find_in(self._archive, job, start, None if only is None else names_of(only), projects)
             report = joined(None, found, False)
             if found is None or report is None:
                 return {"report": None, "footprint": None}
@@ -298,54 +286,44 @@ class StoredRoutes:
         return await self._routes.run(self._archived, request, make)
 
     async def report(
-        self,
-        request: Request,
-        job: int = interface.JOB,
-        since: Optional[float] = interface.SINCE,
-        until: Optional[float] = interface.UNTIL,
-        start: Optional[int] = interface.JOB_START,
+        self, request: Request, job: int = interface.JOB, options: ReportOptions = REPORT_OPTIONS
     ) -> Response:
         """Return the report of a job from its stored rows, or from the archive where these are gone.
 
         Ordinary users get no energy of other jobs.
         """
-        return await self._report(request, ReportQuery(job, _second(since), _second(until), start=start))
+        return await self._report(request, job, options, "json")
 
     async def report_page(
         self,
         request: Request,
         job: int = interface.JOB,
-        since: Optional[float] = interface.SINCE,
-        until: Optional[float] = interface.UNTIL,
-        start: Optional[int] = interface.JOB_START,
+        options: ReportOptions = REPORT_OPTIONS,
         zone: str = interface.ZONE,
     ) -> Response:
         """Return the report of a job as a page with charts."""
-        place = interface.zone_of(zone)
-        query = ReportQuery(job, _second(since), _second(until), form="html", start=start, zone=place)
-        return await self._report(request, query)
+        return await self._report(request, job, options, "html", zone)
 
     async def report_picture(
         self,
         request: Request,
         job: int = interface.JOB,
-        since: Optional[float] = interface.SINCE,
-        until: Optional[float] = interface.UNTIL,
-        start: Optional[int] = interface.JOB_START,
+        options: ReportOptions = REPORT_OPTIONS,
         zone: str = interface.ZONE,
     ) -> Response:
         """Return the report of a job as a picture."""
-        place = interface.zone_of(zone)
-        query = ReportQuery(job, _second(since), _second(until), form="png", start=start, zone=place)
-        return await self._report(request, query)
+        return await self._report(request, job, options, "png", zone)
 
-    async def _report(self, request: Request, query: ReportQuery) -> Response:
+    async def _report(self, request: Request, job: int, options: ReportOptions, form: str, zone: str = "") -> Response:
+        since, until = [None if at is None else int(at) for at in (options.since, options.until)]
         projects = sorted(visitor_of(request.scope).projects)
+        query = ReportQuery(
+            job, since, until, form=form, start=options.start, zone=interface.zone_of(zone), projects=projects
+        )
 
         def make(only: Optional[str]) -> Response:
             try:
-                visible = self._visible(query._replace(projects=projects), only)
-                body = None if self._reporter is None else self._reporter(visible)
+                body = self._reporter(self._visible(query, only))
             except MissingLibrary as err:
                 return failure(501, str(err))
             except Busy:
@@ -369,14 +347,6 @@ class StoredRoutes:
             own = self._routes.own(query.job, only) or {}
         except (HTTPException, ColmetError) as err:  # no rows: they may be gone, or cannot be read
             unread = isinstance(err, ColmetError)
-            archive = None if self._archive is None else self._archive()
-            if archive is None:
+            if find_in(self._archive, query.job, query.start, users, query.projects) is None:
                 raise
-            with archive:
-                if find(archive, query.job, query.start, users, query.projects) is None:
-                    raise
         return query._replace(own=own, users=users, is_unread=unread)
-
-
-def _second(at: Optional[float]) -> Optional[int]:
-    return None if at is None else int(at)

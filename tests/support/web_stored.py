@@ -7,7 +7,7 @@ from colmet.jobs.archive.store import ArchiveStore
 from colmet.jobs.columns import BATCH
 from colmet.web.reports import report_of
 from colmet.web.store import StoreReader
-from colmet.web.stored_routes import RowsReader, Stored
+from colmet.web.stored_routes import Stored
 from tests.support.archive_data import summaries, write
 from tests.support.made_up_history import START, MadeUp, job_rows
 
@@ -19,7 +19,7 @@ def stored_in(history, monotonic=None, archive=lambda: None):
     options = {} if monotonic is None else {"monotonic": monotonic}
     return Stored(
         lambda query: report_of(lambda: history, query, NOW, archive),
-        RowsReader(StoreReader(lambda: history, **options)),
+        StoreReader(lambda: history, **options),
     )
 
 

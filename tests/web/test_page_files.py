@@ -13,7 +13,6 @@ import pytest
 from colmet.common.measures import NODE_CPU
 from colmet.jobs.archive.queries import SORTS
 from colmet.jobs.columns import RUNNING, STATES
-from colmet.web import gate
 from colmet.web.catalogue import measures_answer
 from colmet.web.stored_models import SHOWN
 
@@ -101,7 +100,11 @@ def test_the_page_offers_the_states_of_the_archive():
 
 
 def test_every_script_is_used():
-    text = (STATIC / "index.html").read_text() + "".join(path.read_text() for path in SCRIPTS) + gate._PAGE
+    text = (
+        (STATIC / "index.html").read_text()
+        + "".join(path.read_text() for path in SCRIPTS)
+        + (STATIC / "login.html").read_text()
+    )
     assert [path.name for path in SCRIPTS if not re.search(rf'["/]{re.escape(path.name)}"', text)] == []
 
 

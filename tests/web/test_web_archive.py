@@ -21,7 +21,7 @@ from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Changes
 from colmet.jobs.columns import STATES
 from colmet.jobs.grades import GRADES, grades_of
 from colmet.jobs.report.own import UNREADABLE
-from colmet.web.archive_routes import names_of
+from colmet.web.ownership import names_of
 from colmet.web.reports import store_of
 from colmet.web.store import archive_opener
 from colmet.web.stored_routes import Stored
@@ -259,7 +259,7 @@ def test_whoami_answers_whether_there_is_an_archive(app, users, tmp_path):
         return got(make(MadeUpFacts(4, 4), users, stored=Stored(archive=opener)), "/api/v1/whoami", ALICE)["archive"]
 
     assert got(app, "/api/v1/whoami", BOB)["archive"] is True
-    assert known(None) is known(lambda: None) is False
+    assert known(lambda: None) is False
     assert known(lambda: LocalArchive(str(tmp_path / "none"))) is True, "it is unreadable"
 
 

@@ -19,7 +19,7 @@ from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.report.own import UNREADABLE, OwnHistory
 from colmet.stored.series import RowQuery
 from colmet.web import stored_models
-from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, report_of, store_of
+from colmet.web.reports import MissingLibrary, ReportProcesses, ReportQuery, report_of, store_of
 from colmet.web.store import archive_opener, opener
 from colmet.web.workers import Busy
 from tests.commands.test_report_jobs import job, written
@@ -131,7 +131,7 @@ def test_a_zone_is_a_name(app, form):
     ("error", "status", "said"),
     [
         (MissingLibrary("it requires matplotlib: apt-get install it"), 501, "apt-get"),
-        (ReportError("/var/lib/x.hdf5: broken"), 503, "/var/lib/x.hdf5"),
+        (ColmetError("/var/lib/x.hdf5: broken"), 503, "/var/lib/x.hdf5"),
         (Busy("too long"), 429, "too long"),
     ],
 )
@@ -327,10 +327,10 @@ def test_a_store_without_files_has_no_report(tmp_path):
     ("program", "error", "said"),
     [
         ("import time; time.sleep(60)", Busy, "too long"),
-        ("import sys; sys.exit(9)", ReportError, "ended early"),
-        ('print(\'{"error": "no"}\')', ReportError, "no"),
+        ("import sys; sys.exit(9)", ColmetError, "ended early"),
+        ('print(\'{"error": "no"}\')', ColmetError, "no"),
         ('print(\'{"missing": "install it"}\')', MissingLibrary, "install it"),
-        ("", ReportError, "ended early"),
+        ("", ColmetError, "ended early"),
     ],
 )
 def test_a_process_that_fails_is_an_error_and_ends(program, error, said):

@@ -181,8 +181,8 @@ def test_a_job_that_was_seen_from_its_beginning_needs_no_store(bed):
     bed.go(40)
     bed.cluster.on["n1"] = [2000]
     bed.go(5, keep=False)
-    before = bed.known._store.counters()["asked"]
-    assert len(seconds(bed.series(job=2000))[0]) == 5 and bed.known._store.counters()["asked"] == before
+    before = bed.known.store.counters()["asked"]
+    assert len(seconds(bed.series(job=2000))[0]) == 5 and bed.known.store.counters()["asked"] == before
 
 
 @pytest.mark.parametrize("later", ["alice", "bob"])
@@ -321,7 +321,7 @@ def test_of_two_jobs_with_one_number_neither_user_is_named(bed, history):
 def test_users_whom_nodes_know_by_number_have_their_names(bed, history, monkeypatch):
     """As cgroups of OAR 3 and Slurm say it."""
     bed.cluster.user = lambda job: str(5000 + job % 2)
-    bed.known._ownership._name_of = {"5000": "alice", "5001": "5001"}.__getitem__
+    bed.known._ownership.name_of = {"5000": "alice", "5001": "5001"}.__getitem__
     bed.go(2)
     assert bed.known.nodes_of("alice") == {"n0", "n1", "n2"} and owner(bed, 1000) == "alice"
     assert [row["job"] for row in bed.known.jobs(JobsQuery(user="alice", sort="job")).items] == [1000, 1002, 1004]
