@@ -12,13 +12,7 @@ import numpy as np
 
 from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
-from colmet.common.live.summary import (
-    HEARD_S,
-    JOB_KEYS,
-    arranged,
-    ordered,
-    total,
-)
+from colmet.common.live.summary import HEARD_S, JOB_KEYS, arranged, ordered, total
 from colmet.web.catalogue import columns_of, reasons
 from colmet.web.health import CollectorReport, health_answer, spools_of
 from colmet.web.memory_answers import hosts_of, owners_of

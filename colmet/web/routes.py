@@ -18,14 +18,7 @@ from colmet.web import interface, models, stored_models
 from colmet.web.access import Access
 from colmet.web.catalogue import local_zone, measures_answer
 from colmet.web.gate import CLIENT, visitor_of
-from colmet.web.interface import (
-    JOB_SORTS,
-    NODE_SORTS,
-    SeriesOptions,
-    choose,
-    numbers_of,
-    split_metric,
-)
+from colmet.web.interface import JOB_SORTS, NODE_SORTS, SeriesOptions, choose, numbers_of, split_metric
 from colmet.web.memory_answers import own_hosts, own_owners
 from colmet.web.node_history import HistoryQuery
 from colmet.web.ownership import earliest, names_of

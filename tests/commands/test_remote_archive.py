@@ -21,7 +21,7 @@ from colmet.web.stored_routes import Stored
 from tests.support.web_client import basic
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_server import running
-from tests.support.web_stored import NOW, archive_in
+from tests.support.web_store import NOW, archive_in
 from tests.support.web_users import users  # noqa: F401 - a fixture
 
 OWNERS = [(n + 1, ("alice", "bob")[n % 5 == 0]) for n in range(60)]

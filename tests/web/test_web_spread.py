@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from colmet.web.series import Extent, SeriesPart, grid_of, period_of, spread_of
 
@@ -22,25 +20,6 @@ def spread(parts, points=300, fold="mean"):
         extent = extent.joined(one)
     grid = grid_of(extent, max(map(period_of, parts), default=0.0), points)
     return spread_of(parts, grid, extent, fold)
-
-
-@given(
-    st.lists(st.lists(st.floats(0, 1e6), min_size=20, max_size=20), min_size=1, max_size=8),
-    st.integers(0, 2**32 - 1),
-)
-def test_each_time_has_numpys_sum_mean_min_and_max_over_the_hosts(values, seed):
-    late = np.random.default_rng(seed).uniform(0, 0.2, (len(values), 20))  # of a period of 5 s
-    table = np.array(values)
-    made = spread([part(5 * np.arange(20) + late[n], row) for n, row in enumerate(table)])
-    assert len(made["times"]) == 20
-    assert made["times"] == pytest.approx(T0 + 5 * np.arange(20), abs=0.3)
-    for found, expected in (
-        (made["sum"], table.sum(0)),
-        (made["mean"], table.mean(0)),
-        (made["min"], table.min(0)),
-        (made["max"], table.max(0)),
-    ):
-        assert found == pytest.approx(expected)
 
 
 def test_longer_intervals_have_the_values_of_each_host_folded_first():

@@ -19,7 +19,7 @@ from colmet.web import store as store_module
 from colmet.web.ownership import earliest
 from colmet.web.queries import NO_STORE, JobsQuery, NodesQuery, Queries
 from colmet.web.recent_cache import RecentCache
-from colmet.web.store import EmptyHistory, StoreReader, warning_of
+from colmet.web.store import StoreReader, warning_of
 from tests.support.made_up_history import START, job_rows
 from tests.support.waiting import wait_for
 from tests.support.web_nodes import USERS, Cluster
@@ -440,11 +440,6 @@ def test_nodes_and_whose_jobs_are_on_them(bed):
     bed.clock.now += 100
     assert all(row["silent"] for row in bed.known.nodes(NodesQuery()).items)
     assert bed.known.jobs(JobsQuery()).total == 0, "what runs on nodes that are silent is not known"
-
-
-def test_a_collector_that_has_written_nothing_yet_has_an_empty_store():
-    with EmptyHistory() as nothing:
-        assert nothing.tables(1) == {} and nothing.read(RowQuery(1, "t")) == []
 
 
 def test_administrators_see_that_grid_engine_gives_no_answer(clock):
