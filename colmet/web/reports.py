@@ -26,9 +26,8 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.host.command import python_command, python_environment
 from colmet.common.text import UTC, Clock, how_to_install
 from colmet.jobs.figures import Report
-from colmet.jobs.report.archived import made_from
+from colmet.jobs.report.archived import UNREADABLE, OwnHistory, made_from, without_others
 from colmet.jobs.report.document import document_of
-from colmet.jobs.report.archived import UNREADABLE, OwnHistory, without_others
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
 from colmet.web.responses import to_json

@@ -14,7 +14,6 @@ from colmet.batch.qmem import envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.jobs.report.archived import UNREADABLE
-from colmet.web import models
 from colmet.web import interface, models, stored_models
 from colmet.web.access import Access
 from colmet.web.catalogue import local_zone, measures_answer

@@ -21,14 +21,10 @@ import numpy as np
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
-from colmet.jobs.archive.queries import JobArchive
-from colmet.stored.capacity import capacities
-from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, RowQuery, Series, groups_of
-from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.queries import ArchivedJob, JobArchive
 from colmet.jobs.report.archived import find
 from colmet.stored.capacity import capacities
-from colmet.stored.series import HeldRows, History, HostRows, ReadingTooSlow, RowQuery, Series
+from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, ReadingTooSlow, RowQuery, Series, groups_of
 from colmet.web.recent_cache import AGAIN_S
 
 READ_S = 30.0  # deadline of a reading: below that of a request, so that its client gets the reason

@@ -11,11 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
-from colmet.jobs.report.archived import UNREADABLE, find, joined, without_others
-from colmet.jobs.report.document import document_of
-from colmet.web import models
-from colmet.web.archive_routes import HTML, curves_of
-from colmet.jobs.report.archived import joined
+from colmet.jobs.report.archived import UNREADABLE, joined, without_others
 from colmet.jobs.report.document import document_of
 from colmet.stored.series import HeldRows, HostRows, RowQuery, Series
 from colmet.web import interface, stored_models
