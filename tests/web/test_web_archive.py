@@ -21,7 +21,7 @@ from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Changes
 from colmet.jobs.columns import STATES
 from colmet.jobs.grades import GRADES, grades_of
 from colmet.jobs.report.archived import UNREADABLE
-from colmet.web.archive_routes import names_of
+from colmet.web.ownership import names_of
 from colmet.web.reports import store_of
 from colmet.web.store import archive_opener
 from colmet.web.stored_routes import Stored
