@@ -12,7 +12,7 @@ from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bound
 from colmet.common.measures import CGROUP_TABLE
 from colmet.common.schema import Schema
 from colmet.common.text import counted
-from colmet.stored.capacity import ceilings
+from colmet.stored.curves import ceilings
 from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery, groups_of
 from colmet.web.catalogue import declared, labels_of
 from colmet.web.interface import SeriesQuery, warning_of
