@@ -11,7 +11,7 @@ import syslog
 from collections import defaultdict
 from collections.abc import Sequence
 
-from colmet.collector.backends.hdf5.rotation import is_newest
+from colmet.collector.backends.hdf5.files import is_newest
 from colmet.commands.times import shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
@@ -19,7 +19,7 @@ from colmet.common.text import counted
 from colmet.jobs.archive.removal import Run, forget, pseudonym, runs_of_user
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore, lock
 from colmet.stored import sources
-from colmet.stored.hdf5_files import files_of
+from colmet.stored.reading_process import files_of
 from colmet.stored.removal import Remover
 
 

@@ -19,9 +19,9 @@ from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import counted, percent
 from colmet.stored import sources
-from colmet.stored.accounts import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, ledger_rows, look
+from colmet.stored.completeness import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, look
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.hdf5_files import BURST_S, is_live
+from colmet.stored.reading_process import BURST_S, is_live
 from colmet.stored.series import NODE, RowQuery
 
 
@@ -55,8 +55,7 @@ def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]
     with Hdf5History(paths) as history:
         for table, columns in LEDGER_COLUMNS.items():
             for series in history.read(RowQuery(NODE, table, columns, hosts=None if host is None else [host])):
-                for row in ledger_rows(series):
-                    hosts[series.host].note(table, row)
+                hosts[series.host].note(series)
         if any(is_live(path, BURST_S) for path in history.paths):
             time.sleep(BURST_S)  # rows counted by the ledger may not be written yet
         for job, table, name, times in history.times(host):

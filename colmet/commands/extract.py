@@ -20,8 +20,7 @@ from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_ou
 from colmet.commands.extract_rows import ALL_ROWS, FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.text import counted
-from colmet.stored.names import natural, near
-from colmet.stored.series import NODE, History, RowQuery
+from colmet.stored.series import NODE, History, RowQuery, natural, near
 
 if TYPE_CHECKING:
     from colmet.common.config import cli
@@ -91,7 +90,7 @@ def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
 def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
     """Write the data."""
     from colmet.stored.hdf5 import Hdf5History
-    from colmet.stored.hdf5_files import files_of
+    from colmet.stored.reading_process import files_of
 
     if len(arguments) != len(ARGUMENTS):
         raise _Refused(USAGE, f"{counted(len(arguments), 'arguments')}, not 5: colmet-extract {' '.join(ARGUMENTS)}")

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.schema import MISSING_INT
-from colmet.stored.names import natural, short
-from colmet.stored.series import NODE, History, RowQuery, Series, groups_of
+from colmet.stored.series import NODE, History, RowQuery, Series, groups_of, natural, short
 
 # Precedence of tables with equal column names; the others follow in the order of their names.
 FIRST = ("taskstats_default", "jobprocstats_default", "perfhwstats_default", "procstats_default", "RAPLstats_default")

@@ -33,10 +33,19 @@ from colmet.common.schema import Field, Unit
 from colmet.common.tables import schemas
 from colmet.common.text import Clock
 from colmet.stored import sources
-from colmet.stored.capacity import capacities, ceilings
-from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of
-from colmet.stored.names import names_of, near
-from colmet.stored.series import NODE, GroupedRows, HeldRows, History, HostRows, RowQuery, Series, groups_of
+from colmet.stored.curves import averaged, capacities, ceilings, is_rate, lines, thinned, unit_of
+from colmet.stored.series import (
+    NODE,
+    GroupedRows,
+    HeldRows,
+    History,
+    HostRows,
+    RowQuery,
+    Series,
+    groups_of,
+    names_of,
+    near,
+)
 
 KINDS = ("png", "svg")
 WIDTH, PANEL_HEIGHT, HEAD_HEIGHT = 900, 220, 50  # pixels

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from colmet.batch.gridengine_memory import parse_memory, parse_number
 from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owners
-from colmet.stored.names import natural
+from colmet.stored.series import natural
 
 UNKNOWN = "-"  # also in the servers' answers
 GIB = float(1 << 30)

@@ -11,18 +11,28 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from colmet.common import database_client
 from colmet.common.errors import ColmetError
-from colmet.common.schema import NAME
+from colmet.common.schema import MISSING_INT, NAME
 from colmet.common.tables import schemas
-from colmet.stored.elastic_columns import Hit, PagedColumns, by_job_and_host, column_of, joined, kinds_of
-from colmet.stored.series import NODE, ROW_VALUES, HeldRows, HostRows, RowQuery, RowStore, Series
+from colmet.stored.series import (
+    NODE,
+    ROW_VALUES,
+    HeldRows,
+    HostRows,
+    RowQuery,
+    RowStore,
+    Series,
+    missing_values,
+)
 
 MAX_INDICES = MAX_HOSTS = 10_000  # with rows of one job
 MIN_PAGE_ROWS = 100
@@ -38,15 +48,15 @@ WHERE = "ignore_unavailable=true&allow_no_indices=true"
 SUFFIX = re.compile(r"-(?=[^-]*\d).*", re.ASCII | re.DOTALL)
 
 E = TypeVar("E", bound="ElasticHistory")
+MAX_BYTES = 1 << 30  # of all columns of one table
+INTEGERS = frozenset({"long", "integer", "short", "byte", "unsigned_long"})
+FLOATS = frozenset({"double", "float", "half_float", "scaled_float"})
+GROUPS = frozenset({"object", "nested", "flattened"})
+HEADER = frozenset({"hostname", "job_id", "timestamp"})
 
 
 class ElasticHistory(RowStore):
-    """The rows written by the Elasticsearch output, or by Colmet 0.6.
-
-    Args:
-        client: of the servers.
-        prefix: of the names of all indices.
-    """
+    """The rows written by the Elasticsearch output, or by Colmet 0.6."""
 
     def __init__(self, client: database_client.DatabaseClient, prefix: str) -> None:
         self._client = client
@@ -70,12 +80,10 @@ class ElasticHistory(RowStore):
         by_index = {"terms": {"field": "_index", "size": MAX_INDICES}}
         query = {"size": 0, "query": {"term": {"job_id": job}}, "aggs": {"indices": by_index}}
         answer = self._search(f"{self._prefix}*", query, "aggregations")
-        try:
+        with expected():
             found: Mapping[str, Any] = answer.get("aggregations", {}).get("indices", {})
             indices = [str(bucket["key"]) for bucket in found.get("buckets", ())]
             left_out = found.get("sum_other_doc_count", 0)
-        except (LookupError, TypeError, AttributeError) as err:
-            raise unexpected(err) from err
         if left_out:
             raise ColmetError(f"job {job} has rows in more than {MAX_INDICES} indices {self._prefix}*; name one table")
         names = {name for name in map(self._table_of, indices) if name is not None}
@@ -90,10 +98,10 @@ class ElasticHistory(RowStore):
         table, columns = query.table, query.columns
         kinds = kinds_of(self._fields(table))
         wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
-        rows = PagedColumns(table, wanted, kinds)
+        rows = PagedColumns(table, wanted, kinds, MAX_BYTES, query.job)
         for page in self._pages(table, filters, host, wanted):
             rows.add(page)
-        return rows.series(query.job)
+        return list(rows.series())
 
     def by_hosts(self, query: RowQuery) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`. The database counts them."""
@@ -109,14 +117,12 @@ class ElasticHistory(RowStore):
             "aggs": {"hosts": {"terms": {"field": host, "size": MAX_HOSTS}}, **edges},
         }
         answer = self._search(self._pattern(table), asked, "aggregations")
-        try:
+        with expected():
             parts: Mapping[str, Any] = answer.get("aggregations", {})
             by_host: Mapping[str, Any] = parts.get("hosts", {})
             counts = {str(bucket["key"]): int(bucket["doc_count"]) for bucket in by_host.get("buckets", ())}
             left_out = by_host.get("sum_other_doc_count", 0)
             first, last = [int((parts.get(name, {}).get("value") or 0) // 1000) for name in edges]
-        except (LookupError, TypeError, ValueError, AttributeError) as err:
-            raise unexpected(err) from err
         if left_out:
             raise ColmetError(f"{table}: job {query.job} has rows of more than {MAX_HOSTS} hosts; ask for some of them")
         if sum(counts.values()) <= MAX_PAGE_ROWS:
@@ -140,11 +146,9 @@ class ElasticHistory(RowStore):
         by_hour = {"date_histogram": {"field": "timestamp", "fixed_interval": "1h", "min_doc_count": 1}}
         query = {"size": 0, "query": {"bool": {"filter": asked[1]}}, "aggs": {"hours": by_hour}}
         answer = self._search(self._pattern(table), query, "aggregations")
-        try:
+        with expected():
             for bucket in answer.get("aggregations", {}).get("hours", {}).get("buckets", ()):
                 yield int(bucket["key"]) // (1000 * 3600), int(bucket["doc_count"])
-        except (LookupError, TypeError, ValueError, AttributeError) as err:
-            raise unexpected(err) from err
 
     def _wanted(self, table: str, columns: Collection[str]) -> list[str]:
         kinds = kinds_of(self._fields(table))
@@ -159,21 +163,10 @@ class ElasticHistory(RowStore):
         asked = self._filters(RowQuery(NODE, table, None, first, last), of_all_jobs=True)
         if asked is None:
             return
-        kinds = kinds_of(self._fields(table))
-        names: dict[str, int] = {}
-        jobs, hosts, times = [], [], []
-        parts: dict[str, list[Any]] = {name: [] for name in columns}
+        rows = PagedColumns(table, columns, kinds_of(self._fields(table)), math.inf)
         for page in self._pages(table, asked[1], asked[0], [*columns, JOB]):
-            page = [hit for hit in page if type(hit.source.get(JOB)) is int]
-            jobs += [hit.source[JOB] for hit in page]
-            hosts += [names.setdefault(hit.host, len(names)) for hit in page]
-            times += [hit.ms // 1000 for hit in page]
-            for name, part in parts.items():
-                if page:
-                    part.append(column_of([hit.source.get(name) for hit in page], kinds[name]))
-        if jobs:
-            values = {name: joined(part, kinds[name]) for name, part in parts.items()}
-            yield from by_job_and_host(table, list(names), np.array(jobs), np.array(hosts), np.array(times), values)
+            rows.add([hit for hit in page if type(hit.source.get(JOB)) is int])
+        yield from rows.series()
 
     def _filters(self, query: RowQuery, of_all_jobs: bool = False) -> tuple[str, list[dict[str, Any]]] | None:
         """Return the field of the host, and the filters for rows of an interval; None if there can be none."""
@@ -256,7 +249,6 @@ class ElasticHistory(RowStore):
 
     @cached_property
     def _declared(self) -> Mapping[str, str]:
-        """Return the names of known tables, by their lower-case form."""
         return {name.lower(): name for name in schemas()}
 
     def _pattern(self, table: str) -> str:
@@ -277,17 +269,14 @@ class ElasticHistory(RowStore):
         return name if NAME.fullmatch(name) else None
 
     def _fields(self, table: str) -> dict[str, set[str]]:
-        """Return the types of the fields of a table's indices, by their names."""
         key = table.lower()
         if key not in self._types:
             path = f"/{self._pattern(table)}/_field_caps?fields=*&{WHERE}&filter_path=fields.*.*.type"
             found = self._ask(path).get("fields", {})
-            try:
+            with expected():
                 self._types[key] = {
                     str(name): {str(one["type"]) for one in types.values()} for name, types in found.items()
                 }
-            except (LookupError, TypeError, AttributeError) as err:
-                raise unexpected(err) from err
         return self._types[key]
 
 
@@ -314,27 +303,149 @@ def _order(hit: Hit) -> tuple[tuple[int, str], str]:
 
 
 def _hits(answer: Mapping[str, Any]) -> list[Hit]:
-    """Return the documents in an answer."""
     found = []
-    try:
+    with expected():
         for hit in answer.get("hits", {}).get("hits", ()):
             ms, host = hit["sort"]
             found.append(Hit(ms, host, hit["_id"], hit["_index"], hit.get("_source", {})))
-    except (LookupError, TypeError, ValueError, AttributeError) as err:
-        raise unexpected(err) from err
-    for one in found:
-        if tuple(map(type, one)) != (int, str, str, str, dict):
-            raise unexpected(TypeError(f"no document of Colmet: {one}"))
+            if tuple(map(type, found[-1])) != (int, str, str, str, dict):
+                raise TypeError(f"no document of Colmet: {found[-1]}")
     return found
 
 
-def unexpected(err: Exception) -> ColmetError:
-    """Return the error for an answer in an unknown form."""
-    return ColmetError(f"the answer to a search is not what was expected: {err!r}"[:500])
+@contextmanager
+def expected() -> Iterator[None]:
+    """Raise ColmetError for an answer in an unknown form."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as err:
+        raise ColmetError(f"the answer to a search is not what was expected: {err!r}"[:500]) from err
 
 
 def _interval(since: float | None, until: float | None) -> tuple[int, int]:
-    """Return the first and the last whole second."""
     first = 0 if since is None else math.ceil(min(max(0, since), MAX_TIME_S))
     last = MAX_TIME_S if until is None else math.floor(min(max(-1, until), MAX_TIME_S))
     return first, last
+
+
+class Hit(NamedTuple):
+    """A found document."""
+
+    ms: int  # time of the sample, since 1970
+    host: str  # its host
+    id: str  # of the document
+    index_name: str  # of its index
+    source: Mapping[str, Any]  # its columns
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Return the sort key of documents."""
+        return self.ms, self.host
+
+
+def kinds_of(types: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return the kinds of columns, i, f or S as in numpy, by the types of fields."""
+    return {
+        name: "f" if known & FLOATS else "i" if known & INTEGERS else "S"
+        for name, known in sorted((name, frozenset(known)) for name, known in types.items())
+        if NAME.fullmatch(name)
+        and name not in HEADER
+        and not known <= GROUPS
+        and not (name.endswith(".keyword") and name[: -len(".keyword")] in types)
+    }
+
+
+class PagedColumns:
+    """Columns of a table gathered page by page.
+
+    Args:
+        kinds: declared kinds of their fields.
+        job: of all rows; None if each has its own.
+    """
+
+    def __init__(
+        self, table: str, names: Sequence[str], kinds: Mapping[str, str], max_bytes: float, job: int | None = None
+    ) -> None:
+        self._table, self._kinds, self._max_bytes, self._job = table, kinds, max_bytes, job
+        self._hosts: dict[str, int] = {}
+        self._rows: list[npt.NDArray[np.int64]] = []  # time, number of the host, and job
+        self._columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+        self._widths = dict.fromkeys(names, 8)
+        self._count = 0
+
+    def add(self, page: Sequence[Hit]) -> None:
+        """Add some rows; raise ColmetError for too many."""
+        if not page:
+            return
+        hosts = [self._hosts.setdefault(hit.host, len(self._hosts)) for hit in page]
+        jobs = [hit.source[JOB] if self._job is None else self._job for hit in page]
+        self._rows.append(np.array([[hit.ms // 1000 for hit in page], hosts, jobs], dtype=np.int64))
+        for name, parts in self._columns.items():
+            column = column_of([hit.source.get(name) for hit in page], self._kinds[name])
+            parts.append(column)
+            self._widths[name] = max(self._widths[name], column.itemsize)
+        self._count += len(page)
+        if self._count * (16 + sum(self._widths.values())) > self._max_bytes:
+            raise ColmetError(
+                f"{self._table}: the rows require more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, or "
+                "for a shorter interval"
+            )
+
+    def series(self) -> Iterator[Series]:
+        """Yield all rows, a series for each job and host, sorted by both; the gathered parts are given up."""
+        if not self._count:
+            return
+        columns = {}
+        for name in self._columns:
+            columns[name] = joined(self._columns[name], self._kinds[name])
+            self._columns[name] = []
+        names = sorted(self._hosts)
+        ranks = {name: rank for rank, name in enumerate(names)}
+        times, numbers, jobs = np.concatenate(self._rows, axis=1)
+        hosts = np.array([ranks[name] for name in self._hosts])[numbers]
+        order = np.lexsort((hosts, jobs))
+        hosts, jobs = hosts[order], jobs[order]
+        begins = np.flatnonzero(np.append(True, (np.diff(jobs) != 0) | (np.diff(hosts) != 0)))
+        for start, end in zip(begins.tolist(), [*begins[1:].tolist(), len(jobs)]):
+            rows = order[start:end]
+            values = {name: column[rows] for name, column in columns.items()}
+            yield Series(self._table, names[int(hosts[start])], int(jobs[start]), times[rows], values)
+
+
+def column_of(values: list[Any], declared: str) -> npt.NDArray[Any]:
+    """Return JSON values as a column of their own type: the index guesses it from the first value, possibly wrongly."""
+    types = {*map(type, values)} - {type(None)}
+    if not types:
+        return missing_values(len(values), declared)
+    if types == {int}:
+        try:
+            return np.array([MISSING_INT if value is None else value for value in values], dtype=np.int64)
+        except OverflowError:  # from 2**63 on
+            types.add(float)
+    if types <= {int, float}:
+        floats = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        floats[floats == MISSING_INT] = math.nan  # Colmet 0.6 wrote it
+        return floats
+    return np.array([_text(value) for value in values], dtype=np.bytes_)
+
+
+def _text(value: Any) -> bytes:
+    if value is None:
+        return b""
+    return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace")
+
+
+def joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:
+    """Return the concatenated parts of a column, in the most general of their kinds and the declared one."""
+    kind = max([declared, *[part.dtype.kind for part in parts]], key="ifS".index)
+    return np.concatenate([_as_kind(part, kind) for part in parts])
+
+
+def _as_kind(part: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
+    have = part.dtype.kind
+    if have == kind:
+        return part
+    missing = part == MISSING_INT if have == "i" else np.isnan(part)
+    if kind == "f":
+        return np.where(missing, math.nan, part.astype(np.float64))
+    return np.where(missing, b"", part.astype(np.bytes_))

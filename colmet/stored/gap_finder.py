@@ -145,10 +145,7 @@ class GapFinder:
     """Search for the gaps of one table of one host.
 
     Args:
-        table: its name.
         jobs: sorted times of the rows of each job.
-        accounts: rows of the ledger about this table.
-        reports: reported gaps of the host.
         began: time of the first read row of any table of the host; earlier rows of the ledger are not compared with
             rows in other files.
     """
@@ -290,13 +287,8 @@ def of_job(
 ) -> list[TableGap]:
     """Return the gaps of a job, with a row due at each sample, from its first row in any table to its last.
 
-    Args:
-        job: its id.
-        times: sorted times of its rows in the table.
-        gaps: of the table.
-        first: time of its first row in any table.
-        last: of its last one.
-        period_s: seconds between samples, for the gaps of this job alone if it has few rows; 0 if unknown.
+    `times` are those of its rows in the table, sorted. For the gaps of this job alone, if it has few rows, `period_s`
+    are the seconds between samples; 0 if unknown.
     """
     explained = [gap for gap in gaps if gap.job == job]
     # a hole that has its cause does not stand for samples of another cause beside it as well

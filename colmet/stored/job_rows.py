@@ -1,8 +1,8 @@
-"""The stored rows of a job: of each host all its tables, a group of hosts at a time."""
+"""The stored rows of a job: of each host all its tables, a group of hosts at a time; and its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,12 +12,14 @@ import numpy as np
 from colmet.common.measures import START, Source, columns_of
 from colmet.common.tables import RUN, UPTIME
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import GroupedRows, History, RowQuery, Series, groups_of
+from colmet.stored.series import GroupedRows, History, RowQuery, Series, each_series, groups_of
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 STEP_S = 3  # a clock that was set by less changes no figure
 OUTLINE_COLUMNS = columns_of([START])
 RUN_COLUMNS = (RUN, UPTIME)  # of tables that have them
+START_COLUMN = START.best.column
+APART_S = 600  # hosts that begin so long after the end of all others are of another job, as in the archive
 
 
 class JobInterval(NamedTuple):
@@ -121,8 +123,6 @@ class JobRows(GroupedRows):
     """The rows of a job and of its nodes, a group of hosts at a time: their memory is bounded.
 
     Args:
-        history: the store.
-        asked: the job and the interval.
         columns: columns of the job's tables, by table; of other tables only the times are read.
     """
 
@@ -167,7 +167,6 @@ class JobRows(GroupedRows):
             self.progress("compute", (done + 1) / len(self._groups))
 
     def _read(self, group: Sequence[str], columns: Mapping[str, Sequence[str]] | None = None) -> list[HostJob]:
-        """Return the rows of some hosts, with these columns, all by default."""
         found: dict[str, dict[str, Series]] = {}
         for table, rows in self._tables.items():
             wanted = None if columns is None else columns.get(table, ())
@@ -183,3 +182,58 @@ def labels(series: Series, name: str) -> np.ndarray[tuple[int], np.dtype[np.byte
     if column is None or column.dtype.kind != "S":
         return np.zeros(len(series), "S1")
     return column
+
+
+class StoredRun(NamedTuple):
+    """A run of a job on a host; times in seconds since 1970."""
+
+    start: int  # of its first task if that is known, else its first row
+    host: str
+    number: int  # see `colmet.common.tables`
+    first: int  # its first row
+    last: int
+
+
+def stored_runs(history: History, job: int) -> list[StoredRun]:
+    """Return the runs of a job with numbers, by start; none in rows of older nodes."""
+    found: dict[tuple[str, int], StoredRun] = {}
+    for table, columns in history.tables(job).items():
+        if RUN in columns:
+            wanted = [column for column in (RUN, START_COLUMN) if column in columns]
+            for series in each_series(history, RowQuery(job, table, wanted)):
+                for run in _runs_of(series):
+                    other = found.get((run.host, run.number), run)
+                    merged = (min(run.start, other.start), *run[1:3], min(run.first, other.first))
+                    found[run.host, run.number] = StoredRun(*merged, max(run.last, other.last))
+    runs: list[StoredRun] = []
+    for run in sorted(found.values(), key=lambda one: (one.host, one.first, one.last)):
+        if runs and runs[-1].host == run.host:  # two runs of one second have two starts, as in the archive
+            run = run._replace(start=max(run.start, runs[-1].start + 1))
+        runs.append(run)
+    return sorted(runs)
+
+
+def _runs_of(series: Series) -> list[StoredRun]:
+    numbers = series.columns.get(RUN)
+    if numbers is None or numbers.dtype.kind != "i" or not (numbers > 0).any():
+        return []
+    starts = series.values(START_COLUMN)
+    found = []
+    for number in np.unique(numbers[numbers > 0]).tolist():
+        rows = np.flatnonzero(numbers == number)
+        first, last = int(series.times[rows].min()), int(series.times[rows].max())
+        start = starts[rows[0]]
+        found.append(StoredRun(int(start) if 0 < start <= first else first, series.host, number, first, last))
+    return found
+
+
+def jobs_of(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Return runs by jobs, one after the other: each host is in a job once."""
+    jobs: list[list[StoredRun]] = []
+    for run in sorted(runs):
+        now = jobs[-1] if jobs else []
+        if not now or run.host in [one.host for one in now] or run.start > max(one.last for one in now) + APART_S:
+            jobs.append([run])
+        else:
+            now.append(run)
+    return jobs

@@ -6,104 +6,24 @@ jobs.
 
 from __future__ import annotations
 
-import os
-import re
 import time
-from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.backends.hdf5.libhdf5 import Dataset, ForeignDataError, NotFlatError, OpenFile, TableForm
-from colmet.collector.backends.hdf5.library import BACKEND_VERSION
-from colmet.common.errors import is_later, later_form
-from colmet.common.schema import NAME
-from colmet.stored.rows import BLOCK_BYTES, END_S, HEADER, TableRows, check_size, has_header, kinds_of, valid_rows
+from colmet.collector.backends.hdf5.libhdf5 import Dataset
+from colmet.stored.rows import BLOCK_BYTES, END_S, HEADER, LibraryTables, Part, kinds_of, valid_rows
 
-VERSION = b"backend_version"
-JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # a job's group
 PIECE_BYTES = 64 << 10  # of a table; at least a chunk of the file
 HOUR_S = 3600
-
-
-class LibraryTables:
-    """The tables of jobs in a file that PyTables has opened.
-
-    Args:
-        file: the open one.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._library = OpenFile(file.root._v_objectid)
-        self._file_bytes = os.stat(file.filename).st_size
-        self._has_header: dict[TableForm, bool] = {}
-
-    def names(self, begin: tuple[int, str] | None = None) -> Iterator[tuple[int, str]]:
-        """Yield jobs and names of tables, sorted, from `begin` on; each group is listed when its turn comes."""
-        for name in filter(JOB.fullmatch, list(self._file.root._v_links)):
-            self._library.check_own(f"/{name}".encode())
-        for job, group in self._groups:
-            if begin is not None and job < begin[0]:
-                continue
-            for name in self._library.names(f"/{group}".encode()):
-                table = name.decode("utf-8", "surrogateescape")
-                if begin is None or (job, table) >= begin:
-                    yield job, table
-
-    @cached_property
-    def _groups(self) -> list[tuple[int, str]]:
-        """Return the jobs with a group, sorted, and its name."""
-        groups = [match for match in map(JOB.fullmatch, list(self._file.root._v_groups)) if match]
-        return sorted([(int(match[1]), match[0]) for match in groups])
-
-    def share_before(self, job: int) -> float:
-        """Return the share of the jobs before one."""
-        return bisect(self._groups, (job, "")) / max(1, len(self._groups))
-
-    def find(self, job: int, name: str) -> Dataset | None:
-        """Return a table with times and hosts; None if there is none of this name.
-
-        Raises:
-            ValueError: it is of a later version, or claims an impossible size.
-            ForeignDataError: it is a link, or its rows are in other files.
-        """
-        group = f"/job_{job}"
-        path = f"{group}/{name}"
-        if not NAME.fullmatch(name) or not self._library.exists(group.encode()):
-            return None
-        if not self._library.is_group(group.encode()):
-            return None
-        if not self._library.exists(path.encode()):
-            return None
-        try:
-            table = self._library.find(path.encode())
-        except ForeignDataError:
-            raise
-        except NotFlatError:
-            return None
-        if table.form not in self._has_header:
-            self._has_header[table.form] = has_header(table.form)
-        if not self._has_header[table.form]:
-            return None
-        version = table.number(VERSION)
-        if version is not None and is_later(version, BACKEND_VERSION):
-            raise ValueError(later_form(path, version, BACKEND_VERSION, "read the file with that one"))
-        check_size(path, table.rows, int(table.form.dtype.itemsize), self._file_bytes)
-        return table
 
 
 def pieces_of(file: Any, columns: Mapping[str, Collection[str]], after: Sequence[Any], seconds: float) -> list[Any]:
     """Return the intervals of the pieces of tables, for as many tables as the time allows, at least one.
 
-    Args:
-        file: opened.
-        columns: the wanted ones, by table.
-        after: job and name of the last table of the answer before; empty for the first one.
-        seconds: time limit.
+    `after` are job and name of the last table of the answer before; empty for the first one.
 
     Returns:
         A list for each table: job, table, columns, rows of a piece, bytes of a row, first and last times of the pieces,
@@ -148,11 +68,7 @@ def _intervals(table: Dataset, step: int) -> list[Any]:
 def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int) -> list[Any]:
     """Return the rows of an interval in parts of tables: job, table and `TableRows` of each part with rows.
 
-    Args:
-        file: opened.
-        parts: job, table, first row, end, and the wanted columns.
-        since: seconds since 1970, inclusive.
-        until: seconds since 1970, inclusive.
+    Each part is job, table, first row, end, and the wanted columns.
     """
     found = []
     tables = LibraryTables(file)
@@ -165,33 +81,14 @@ def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int
         keep = (block["hostname"] != b"") & (times >= since) & (times <= until)
         if not keep.any():
             continue
-        block = block[keep]
-        hosts: dict[bytes, int] = {}
-        numbers = [hosts.setdefault(host, len(hosts)) for host in block["hostname"].tolist()]
-        values = {column: _column(block[column]) for column in columns}
-        rows = TableRows(block["timestamp"].astype(np.int64), np.array(numbers, np.int64), values, list(hosts), 0)
-        found.append([job, name, rows])
+        part = Part(table, columns, 0)
+        part.add(block[keep])
+        found.append([job, name, part.rows()])
     return found
 
 
-def _column(values: Any) -> Any:
-    """Return a column with the types of `TableRows`."""
-    if values.dtype.kind == "S":
-        width = max(2, int(np.char.str_len(values).max(initial=0)))
-        return values.astype(f"S{width}")
-    if values.dtype.kind == "f":
-        return np.where(values == -1, np.nan, values.astype(np.float64))
-    return values.astype(np.int64)
-
-
 def times_of(file: Any, host: bytes | None, after: Sequence[Any], seconds: float) -> list[Any]:
-    """Return the times of the rows of tables, for as many tables as the time allows, at least one.
-
-    Args:
-        file: opened.
-        host: the only host to read; None for all.
-        after: job and name of the last table of the answer before; empty for the first one.
-        seconds: time limit.
+    """Return the times of the rows of tables, for as many tables as the time allows, at least one; see `pieces_of`.
 
     Returns:
         A list for each table and host: job, table, host, and the times; then what `_each_table` returns.
@@ -220,7 +117,6 @@ def times_of(file: Any, host: bytes | None, after: Sequence[Any], seconds: float
 
 
 def _times_by_host(block: npt.NDArray[Any]) -> Iterator[tuple[bytes, npt.NDArray[np.int64]]]:
-    """Yield the hosts of rows, and the times of each."""
     hosts, times = block["hostname"], block["timestamp"].astype(np.int64)
     if len(hosts) and (hosts == hosts[0]).all():  # as nearly always
         yield bytes(hosts[0]), times

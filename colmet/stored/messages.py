@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 MAX_JSON_BYTES = 1 << 30
+OWN: Mapping[str, Any] = {"dict": dict, "tuple": tuple, "frozenset": frozenset}
 KINDS = "iufS"  # of numpy's types: numbers and bytes, all plain memory
 
 Tuples = Mapping[str, Any]
@@ -57,14 +58,10 @@ def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         arrays.append(value)
         return {"array": [value.dtype.str, len(value)]}
     if isinstance(value, dict):
-        return {"dict": [[_plain(key, arrays), _plain(item, arrays)] for key, item in value.items()]}
-    if isinstance(value, list):
-        return [_plain(item, arrays) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return {"set": [_plain(item, arrays) for item in value]}
-    if isinstance(value, tuple):
-        name = type(value).__name__
-        return {name: [_plain(item, arrays) for item in value]}
+        return {"dict": _plain([list(item) for item in value.items()], arrays)}
+    if isinstance(value, (list, tuple, frozenset)):
+        items = [_plain(item, arrays) for item in value]
+        return items if isinstance(value, list) else {type(value).__name__: items}
     raise TypeError(f"{type(value).__name__} has no form in a message")
 
 
@@ -79,14 +76,8 @@ def _value(plain: Any, file: IO[bytes], tuples: Tuples) -> Any:
     if kind == "array":
         name, length = content
         return _array(name, length, file)
-    items = [_value(item, file, tuples) for item in content]
-    if kind == "dict":
-        return dict(items)
-    if kind == "set":
-        return frozenset(items)
-    if kind == "tuple":
-        return tuple(items)
-    return tuples[kind](*items)
+    items = _value(content, file, tuples)
+    return OWN[kind](items) if kind in OWN else tuples[kind](*items)
 
 
 def _array(name: str, length: int, file: IO[bytes]) -> np.ndarray[Any, Any]:
@@ -100,7 +91,6 @@ def _array(name: str, length: int, file: IO[bytes]) -> np.ndarray[Any, Any]:
 
 
 def _exactly(file: IO[bytes], buffer: Any) -> Any:
-    """Fill a buffer, and return it."""
     view = memoryview(buffer)
     done = 0
     while done < len(view):

@@ -1,13 +1,18 @@
-"""A process of its own that reads HDF5 files: the HDF5 library can crash on damaged files, or never end."""
+"""The HDF5 files of a collector, and the process that reads them, also while they are written.
+
+It is a process of its own, as the HDF5 library can crash on damaged files, or never end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import stat
 import tempfile
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -23,6 +28,7 @@ from colmet.collector.backends.hdf5.library import (
     open_library,
     tables,
 )
+from colmet.common.errors import ConfigError
 from colmet.stored import messages
 from colmet.stored.rows import Progress, Spooled, TableRows, spool_of
 
@@ -32,6 +38,16 @@ MAGIC = b"\x89HDF\r\n\x1a\n"  # start of every HDF5 file
 
 Stamp = tuple[int, int, int]
 T = TypeVar("T")
+SUFFIX = ".hdf5"
+# A file has the rows received while it was written. Late rows come from nodes that could not send, which keep batches
+# this long. Early rows come from nodes with a fast clock.
+LATE_S = 7 * 86400
+EARLY_S = 300
+# A file being written can be read in the middle of a burst: it is read again.
+LIVE_S = 300.0
+BURST_S = 1.0  # missing rows may be there after this time
+TRIES = 10
+WAIT_S = 0.2
 
 
 class Unreadable(Exception):
@@ -57,9 +73,6 @@ class Reader:
     """The reading process. It starts at the first request, and ends with its client.
 
     Both processes share an unnamed temporary file, the spool: see `spool_of`.
-
-    Args:
-        reads: the functions that it may be asked for.
 
     Attributes:
         left_s: returns the seconds left for reading; raises after the deadline.
@@ -230,7 +243,6 @@ class _Files:
             return _Failure(_reason(path, err), not (is_of_system(err) or isinstance(err, ForeignDataError)))
 
     def _drop(self, path: str) -> None:
-        """Close a file, if it is open."""
         _, file = self._open.pop(path, (None, None))
         if file is not None:
             with contextlib.suppress(*STORAGE_ERRORS):  # nothing was written to it
@@ -251,7 +263,6 @@ class _Files:
 
 
 def _reason(path: str, err: Exception) -> str:
-    """Return the cause of a read failure, for people."""
     if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
         try:
             with open(path, "rb") as file:
@@ -267,3 +278,82 @@ def _stamp(path: str) -> Stamp:
     """Return a stamp of a file: it changes with every write, and for another file in its place."""
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class HeldFile(NamedTuple):
+    """A file, and the interval of its writing, in seconds since 1970."""
+
+    path: str
+    begins: float = float("-inf")
+    ends: float = float("inf")
+
+    def overlaps(self, since: float | None, until: float | None) -> bool:
+        """Return whether rows of the interval may be in it."""
+        return (since is None or self.ends >= since - EARLY_S) and (until is None or self.begins <= until + LATE_S)
+
+
+def files_of(path: str) -> list[HeldFile]:
+    """Return the files of a collector's ``--hdf5-filepath``, by time; empty without any.
+
+    The path is a file, or the part before ``.<10 digits>.hdf5``.
+
+    Raises:
+        ConfigError: the directory cannot be read.
+    """
+    single = [HeldFile(path)] if os.path.isfile(path) else []
+    directory, name = os.path.split(path)
+    pattern = re.compile(rf"{re.escape(name)}\.(\d{{10}}){re.escape(SUFFIX)}", re.ASCII)
+    try:
+        found = [(int(match[1]), match[0]) for match in map(pattern.fullmatch, os.listdir(directory or ".")) if match]
+    except (FileNotFoundError, NotADirectoryError):
+        return single
+    except (OSError, ValueError) as err:
+        if single:
+            return single
+        raise ConfigError(f"{printable(path)}: {getattr(err, 'strerror', None) or err}") from err
+    found.sort()
+    ends = [float(begins) for begins, _ in found[1:]] + [float("inf")]
+    dated = [HeldFile(os.path.join(directory, name), begins, end) for (begins, name), end in zip(found, ends)]
+    return single + dated
+
+
+def printable(path: str) -> str:
+    """Return a path that can neither control a terminal nor add a line of its own."""
+    return path if path.isprintable() else ascii(path)
+
+
+def ask(
+    reader: Reader,
+    path: str,
+    read: partial[T],
+    torn: Callable[[T], bool],
+    progress: Callable[[float], None] = lambda _: None,
+) -> T:
+    """Return the result of `read` for a file; for one being written, with retries.
+
+    `torn` tells a result from the middle of a burst, with rows ahead of their values.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    kept_bytes = reader.spool_bytes
+    for left in reversed(range(TRIES)):
+        reader.cut_spool(kept_bytes)
+        try:
+            found = reader.ask(path, read, progress)
+            if not left or not torn(found) or not is_live(path):
+                return found
+        except Unreadable as err:
+            if not left or not err.may_change or not is_live(path):
+                reader.cut_spool(kept_bytes)
+                raise ConfigError(f"{printable(path)}: cannot be read: {err}") from err
+        time.sleep(WAIT_S)
+    raise AssertionError("unreachable")
+
+
+def is_live(path: str, within_s: float = LIVE_S) -> bool:
+    """Return whether a file was written to within the last seconds."""
+    try:
+        return abs(time.time() - os.stat(path).st_mtime) < within_s
+    except OSError:
+        return False

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.chunk_backup import remove_tails
-from colmet.collector.backends.hdf5.file_lock import lock
+from colmet.collector.backends.hdf5.checkpoint import remove_tails
+from colmet.collector.backends.hdf5.h5file import lock
 from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
 from colmet.common.errors import ColmetError, OutputUnavailable
@@ -151,7 +151,6 @@ def _count(file: Any, job: int, intervals: Sequence[tuple[int, int]]) -> int:
 
 
 def _rows_within(intervals: Sequence[tuple[int, int]], rows: Any) -> Any:
-    """Return which rows have a time in these intervals."""
     found = np.zeros(len(rows), bool)
     for first, last in intervals:
         found |= (rows["timestamp"] >= first) & (rows["timestamp"] <= last)

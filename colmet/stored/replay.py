@@ -108,7 +108,6 @@ def _once_each(rows: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
 
 
 def _packed(schema: Schema, series: Sequence[Series]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """Return the rows of one table of one host by time: times, and packed rows."""
     times = np.concatenate([one.times for one in series])
     rows = schema.empty_rows(len(times))
     at = 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from bisect import bisect
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.backends.hdf5.library import BACKEND_VERSION, tables
+from colmet.collector.backends.hdf5.libhdf5 import Dataset, ForeignDataError, NotFlatError, OpenFile, TableForm
+from colmet.collector.backends.hdf5.library import BACKEND_VERSION
 from colmet.common.errors import is_later, later_form
 from colmet.common.schema import NAME
 from colmet.stored import messages
@@ -22,6 +26,9 @@ MIN_TEXT = 2  # width of text at first
 PROGRESS_S = 0.2  # between reports of progress
 MAX_RATIO = 10_000  # largest ratio of the rows' size to that of their file, compressed
 END_S = 1 << 36  # end of valid times: the year 4147
+
+VERSION = b"backend_version"
+JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # a job's group
 
 Column = npt.NDArray[Any]
 
@@ -42,38 +49,87 @@ class TableRows(NamedTuple):
     nameless: int  # number of rows without a host or a valid time, skipped
 
 
+class LibraryTables:
+    """The tables of jobs in a file that PyTables has opened."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._library = OpenFile(file.root._v_objectid)
+        self._file_bytes = os.stat(file.filename).st_size
+        self._has_header: dict[TableForm, bool] = {}
+
+    def names(self, begin: tuple[int, str] | None = None) -> Iterator[tuple[int, str]]:
+        """Yield jobs and names of tables, sorted, from `begin` on; each group is listed when its turn comes."""
+        for name in filter(JOB.fullmatch, list(self._file.root._v_links)):
+            self._library.check_own(f"/{name}".encode())
+        for job, group in self._groups:
+            if begin is not None and job < begin[0]:
+                continue
+            for name in self._library.names(f"/{group}".encode()):
+                table = name.decode("utf-8", "surrogateescape")
+                if begin is None or (job, table) >= begin:
+                    yield job, table
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, str]]:
+        groups = [match for match in map(JOB.fullmatch, list(self._file.root._v_groups)) if match]
+        return sorted([(int(match[1]), match[0]) for match in groups])
+
+    def share_before(self, job: int) -> float:
+        """Return the share of the jobs before one."""
+        return bisect(self._groups, (job, "")) / max(1, len(self._groups))
+
+    def _has_group(self, job: int) -> bool:
+        group = f"/job_{job}".encode()
+        return self._library.exists(group) and self._library.is_group(group)
+
+    def of_job(self, job: int) -> Iterator[tuple[str, Dataset]]:
+        """Yield the tables of a job with times, hosts and rows, by name; an exception for a link among them."""
+        for name in self._library.names(f"/job_{job}".encode()) if self._has_group(job) else ():
+            table = self.find(job, name.decode("utf-8", "surrogateescape"))
+            if table is not None and table.rows:
+                yield name.decode(), table
+
+    def find(self, job: int, name: str) -> Dataset | None:
+        """Return a table with times and hosts; None if there is none of this name.
+
+        Raises:
+            ValueError: it is of a later version, or claims an impossible size.
+            ForeignDataError: it is a link, or its rows are in other files.
+        """
+        path = f"/job_{job}/{name}"
+        if not NAME.fullmatch(name) or not self._has_group(job) or not self._library.exists(path.encode()):
+            return None
+        try:
+            table = self._library.find(path.encode())
+        except ForeignDataError:
+            raise
+        except NotFlatError:
+            return None
+        if table.form not in self._has_header:
+            self._has_header[table.form] = has_header(table.form)
+        if not self._has_header[table.form]:
+            return None
+        version = table.number(VERSION)
+        if version is not None and is_later(version, BACKEND_VERSION):
+            raise ValueError(later_form(path, version, BACKEND_VERSION, "read the file with that one"))
+        check_size(path, table.rows, int(table.form.dtype.itemsize), self._file_bytes)
+        return table
+
+
 def tables_of(file: Any, job: int) -> dict[str, list[str]]:
     """Return a job's tables with rows in a file, and their columns; an exception for a link among them."""
-    path = f"/job_{job}"
-    if path not in file:
-        return {}
-    group = file.get_node(path)
-    if not isinstance(group, tables.Group):
-        return {}
-    for name in group._v_links:
-        file.get_node(group, name)  # refused
-    return {
-        table.name: [name for name, kind in kinds_of(table).items() if name not in HEADER]
-        for table in file.iter_nodes(group, "Table")
-        if NAME.fullmatch(table.name) and table.nrows and has_header(table) and is_readable(table)
-    }
+    of_job = LibraryTables(file).of_job(job)
+    return {name: [column for column in kinds_of(table.form) if column not in HEADER] for name, table in of_job}
 
 
-def is_readable(table: Any) -> bool:
-    """Return True; ValueError for a table of a later version."""
-    version = getattr(table.attrs, "backend_version", None)
-    if isinstance(version, (int, np.integer)) and is_later(int(version), BACKEND_VERSION):
-        raise ValueError(later_form(table._v_pathname, int(version), BACKEND_VERSION, "read the file with that one"))
-    return True
-
-
-def kinds_of(table: Any) -> dict[str, str]:
+def kinds_of(table: TableForm) -> dict[str, str]:
     """Return the columns of numbers or text of a table, one value a row."""
     fields = [(name, table.dtype[name]) for name in table.dtype.names or ()]
     return {n: dtype.kind for n, dtype in fields if NAME.fullmatch(n) and dtype.kind in "iufS" and not dtype.shape}
 
 
-def has_header(table: Any) -> bool:
+def has_header(table: TableForm) -> bool:
     """Return whether a table has the columns of time and host."""
     kinds = kinds_of(table)
     return kinds.get("timestamp", "") in ("i", "u") and kinds.get("hostname") == "S"
@@ -93,50 +149,35 @@ def rows_of(
     Raises:
         ValueError: the file claims an impossible size.
     """
-    node = _table_of(file, job, table)
-    if node is None:
+    node = LibraryTables(file).find(job, table)
+    if node is None or not node.rows:
         return None
-    part = _Part(node, columns, BLOCK_BYTES)
+    part = Part(node, columns, BLOCK_BYTES)
     nameless = 0
-    for block, odd in _blocks(node, since, until, hosts):
+    for block, odd in _blocks(node, _spans(file, job, table), since, until, hosts):
         nameless += odd
         part.add(block)
     return part.rows(nameless)
 
 
-def _table_of(file: Any, job: int, table: str) -> Any:
-    """Return a table with rows; None if it is missing or empty."""
-    path = f"/job_{job}/{table}"
-    if not NAME.fullmatch(table) or path not in file:
-        return None
-    node = file.get_node(path)
-    if not isinstance(node, tables.Table) or not node.nrows or not has_header(node):
-        return None
-    return node if is_readable(node) else None
-
-
-class _Part:
+class Part:
     """Columns gathered from blocks of a table, in arrays that are used again.
 
     Args:
-        table: an open one.
-        columns: the wanted ones; None for all.
         room_bytes: of the arrays at first; they grow.
 
     Attributes:
-        names: of the gathered columns.
         hosts: their numbers.
-        count: number of gathered rows.
     """
 
-    def __init__(self, table: Any, columns: Collection[str] | None, room_bytes: int) -> None:
-        self.names = [n for n in kinds_of(table) if n not in HEADER and (columns is None or n in columns)]
+    def __init__(self, table: Dataset, columns: Collection[str] | None, room_bytes: int) -> None:
+        self.names = [n for n in kinds_of(table.form) if n not in HEADER and (columns is None or n in columns)]
         self.hosts: dict[bytes, int] = {}
         self.count = 0
         self._name_bytes = MIN_TEXT
-        self._most = int(table.nrows)
+        self._most = table.rows
         self._times, self._numbers = np.empty(0, np.int64), np.empty(0, np.int32)
-        self._columns = {name: np.empty(0, _type(table.dtype[name])) for name in self.names}
+        self._columns = {name: np.empty(0, _type(table.form.dtype[name])) for name in self.names}
         self._grow(min(room_bytes // self.row_bytes, self._most))
 
     @property
@@ -228,25 +269,25 @@ def spool_of(
         OSError: there is no spool, or no space.
         ValueError: the file claims an impossible size.
     """
-    node = _table_of(file, job, table)
-    if node is None:
+    node = LibraryTables(file).find(job, table)
+    if node is None or not node.rows:
         return None
     if spool is None:
         raise OSError("no temporary file can be made; set TMPDIR to a directory with space")
-    part = _Part(node, columns, SEGMENT_BYTES)
+    part = Part(node, columns, SEGMENT_BYTES)
     segments: list[list[Any]] = []
     counts: list[npt.NDArray[np.int64]] = []
     bounds: list[int] = []
     nameless = 0
     reported = time.monotonic()
-    for done, (block, odd) in enumerate(_blocks(node, since, until, hosts)):
+    for done, (block, odd) in enumerate(_blocks(node, _spans(file, job, table), since, until, hosts)):
         nameless += odd
         if part.count and (part.count + len(block)) * part.row_bytes > SEGMENT_BYTES:
             counts.append(_write(part, spool, segments, bounds))
         part.add(block)
         if time.monotonic() > reported + PROGRESS_S:
             reported = time.monotonic()
-            messages.send(answers, Progress(min(1.0, done * _step(node) / node.nrows)))
+            messages.send(answers, Progress(min(1.0, done * _step(node.form) / node.rows)))
     if part.count:
         counts.append(_write(part, spool, segments, bounds))
     names = list(part.hosts)
@@ -254,7 +295,7 @@ def spool_of(
     every = [np.pad(one, (0, len(names) - len(one)))[order] for one in counts]
     return Spooled(
         names=[names[n] for n in order.tolist()],
-        columns=[[name, _type(node.dtype[name]).kind] for name in part.names],
+        columns=[[name, _type(node.form.dtype[name]).kind] for name in part.names],
         segments=segments,
         counts=np.concatenate([np.empty(0, np.int64), *every]),
         first=min(bounds, default=0),
@@ -263,7 +304,7 @@ def spool_of(
     )
 
 
-def _write(part: _Part, spool: IO[bytes], segments: list[list[Any]], bounds: list[int]) -> npt.NDArray[np.int64]:
+def _write(part: Part, spool: IO[bytes], segments: list[list[Any]], bounds: list[int]) -> npt.NDArray[np.int64]:
     """Append a segment to the spool, column by column; return the number of its rows by host."""
     rows = part.rows()
     ranks = _ranks(rows.names)
@@ -286,7 +327,6 @@ def _write(part: _Part, spool: IO[bytes], segments: list[list[Any]], bounds: lis
 
 
 def _ranks(names: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    """Return the place of each name among the sorted names."""
     ranks = np.empty(len(names), np.int64)
     ranks[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
     return ranks
@@ -302,9 +342,8 @@ def _narrowed(column: Column) -> np.dtype[Any]:
     )
 
 
-def _step(table: Any) -> int:
-    """Return the number of rows in a block."""
-    return max(1, BLOCK_BYTES // int(table.dtype.itemsize))
+def _step(form: TableForm) -> int:
+    return max(1, BLOCK_BYTES // int(form.dtype.itemsize))
 
 
 def check_size(path: str, rows: int, row_bytes: int, file_bytes: int) -> None:
@@ -322,31 +361,30 @@ def valid_rows(block: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.asarray((block["hostname"] != b"") & (times >= 0) & (times < END_S))
 
 
+Spans = dict[int, tuple[int, int, int]]  # of a table: first and last time and nameless rows of each block, by its start
+
+
+def _spans(file: Any, job: int, table: str) -> Spans:
+    """Return what is known of a table; it is kept with the open file."""
+    spans: Spans = vars(file).setdefault("colmet_spans", {}).setdefault((job, table), {})
+    return spans
+
+
 def _blocks(
-    table: Any, since: float | None = None, until: float | None = None, hosts: Sequence[bytes] | None = None
+    table: Dataset, spans: Spans, since: float | None, until: float | None, hosts: Sequence[bytes] | None
 ) -> Iterator[tuple[npt.NDArray[Any], int]]:
     """Yield the selected rows of a table, block by block, and the number of rows without a host or a valid time.
 
-    A block is valid up to the next one. The times of each block are kept with the open file: later reads of an interval
-    skip the other blocks. These are nearly all, as rows are nearly in the order of time.
-
-    Raises:
-        ValueError: the file claims an impossible size.
+    Later reads of an interval skip the blocks that `spans` excludes: nearly all, as rows are nearly in order of time.
     """
-    count = int(table.nrows)
-    check_size(table._v_pathname, count, int(table.dtype.itemsize), os.stat(table._v_file.filename).st_size)
-    step = _step(table)
-    buffer = np.empty(min(step, count), table.dtype)
-    spans: dict[int, tuple[int, int, int]] = (
-        vars(table._v_file).setdefault("colmet_spans", {}).setdefault(table._v_pathname, {})
-    )
-    for start in range(0, count, step):
+    step = _step(table.form)
+    for start in range(0, table.rows, step):
         if start in spans:
             first, last, nameless = spans[start]
             if (since is not None and last < since) or (until is not None and first > until):
-                yield buffer[:0], nameless
+                yield np.empty(0, table.form.dtype), nameless
                 continue
-        block = table.read(start, min(start + step, count), out=buffer[: min(step, count - start)])
+        block = table.read(start, min(start + step, table.rows))
         names, times, keep = block["hostname"], block["timestamp"], valid_rows(block)
         nameless = int(len(keep) - keep.sum())
         if start not in spans:
@@ -362,7 +400,6 @@ def _blocks(
 
 
 def _type(stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of a column of `TableRows`, of text at first."""
     return np.dtype({"f": "f8", "S": f"S{MIN_TEXT}"}.get(stored.kind, "i8"))
 
 

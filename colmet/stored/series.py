@@ -1,8 +1,9 @@
-"""Stored rows as columns, and the interface of every store."""
+"""Stored rows as columns, the interface of every store, and the names of columns in the forms people write."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,13 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.config.cli import near as nearest
 from colmet.common.errors import ColmetError
 from colmet.common.schema import MISSING_INT
+from colmet.common.text import document
 
 H = TypeVar("H", bound="History")
 
 NODE = 0  # the job number of the node's own rows
 ROW_VALUES = 3  # of a row besides its columns: time, host and job
+SUFFIX = "_default"
+_NUMBER = re.compile(r"(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -240,28 +245,28 @@ def missing_values(count: int, kind: str) -> npt.NDArray[Any]:
     return np.full(count, MISSING_INT, dtype=np.int64) if kind == "i" else np.full(count, np.nan)
 
 
-def by_host(
-    table: str,
-    job: int,
-    names: Sequence[str],
-    hosts: npt.NDArray[np.int64],
-    times: npt.NDArray[np.int64],
-    columns: Mapping[str, npt.NDArray[Any]],
-    order: npt.NDArray[np.int64],
-) -> list[Series]:
-    """Return rows as a series for each host.
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key to sort names with numbers by: node2 comes before node10."""
+    parts = enumerate(_NUMBER.split(text[:100]))  # every second one is a number
+    return (*[(0, int(part), "") if n % 2 else (1, 0, part) for n, part in parts if part], (1, 0, text))
 
-    `hosts` is the index of each row's host in the sorted `names`; `order` has the wanted rows by host and time.
-    """
-    bounds = np.searchsorted(hosts[order], np.arange(len(names) + 1)).tolist()
-    is_in_order = bool((order[1:] == order[:-1] + 1).all())  # rows of one host
-    found = []
-    for name, first, last in zip(names, bounds, bounds[1:]):
-        if last > first:
-            rows = slice(int(order[first]), int(order[first]) + last - first) if is_in_order else order[first:last]
-            values = {column: values[rows] for column, values in columns.items()}
-            found.append(Series(table, name, job, times[rows], values))
-    return found
+
+def short(table: str) -> str:
+    """Return the name of a table without the common suffix."""
+    return table.removesuffix(SUFFIX)
+
+
+def names_of(table: str, column: str) -> dict[str, None]:
+    """Return the possible names of a column: alone, with its table, and with the table's short name."""
+    return dict.fromkeys([column, f"{table}.{column}", f"{short(table)}.{column}"])
+
+
+def near(text: str, tables: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return a hint on an unknown name: similar names of columns of these tables, or the page with all names."""
+    names = {name: None for table, columns in tables for column in columns for name in names_of(table, column)}
+    found = nearest(text, names, 5, 0.5)
+    printable = [name[:100].encode("unicode_escape").decode() for name in found]
+    return f"near it: {', '.join(printable)}" if printable else f"{document('metrics.md')} has all of them"
 
 
 GROUP_BYTES = 20 << 20  # of the rows of several hosts at a time; copies come on top

@@ -40,7 +40,7 @@ def add_config(parser: cli.Options) -> None:
 
 def configured_files(path: str) -> list[str]:
     """Return the HDF5 files of this machine's collector, the oldest first; raise ConfigError without any."""
-    from colmet.stored.hdf5_files import files_of
+    from colmet.stored.reading_process import files_of
 
     prefix = configured(path, "FILE").hdf5_filepath
     if not prefix:

@@ -23,7 +23,7 @@ from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
 from colmet.jobs.archive.queries import ArchivedJob, JobArchive
 from colmet.jobs.report.archived import find
-from colmet.stored.capacity import capacities
+from colmet.stored.curves import capacities
 from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, ReadingTooSlow, RowQuery, Series, groups_of
 from colmet.web.recent_cache import AGAIN_S
 
@@ -85,7 +85,7 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
     """Return a function to open the store of a collector with these options; None if the store is not readable."""
     if options.hdf5_filepath:
         from colmet.stored.hdf5 import Hdf5History  # imported here, as each requires a library of its own
-        from colmet.stored.hdf5_files import files_of
+        from colmet.stored.reading_process import files_of
 
         path = options.hdf5_filepath
         return lambda: Hdf5History([path]) if files_of(path) else EmptyHistory()
@@ -192,7 +192,7 @@ class StoreReader:
     def capacities(
         self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None
     ) -> StoreAnswer:
-        """Return the capacity of a job on each host, or of the node, as `colmet.stored.capacity.capacities`."""
+        """Return the capacity of a job on each host, or of the node, as `colmet.stored.curves.capacities`."""
         limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
         return self._ask(("capacities", job, *limits), lambda history: capacities(history, job, *limits), KEEP_S)
 
@@ -225,7 +225,7 @@ class StoreReader:
         """Return the stored share of a job's due samples, and its gaps, of each host with rows."""
 
         def work(history: History) -> Any:
-            from colmet.stored.job_completeness import hosts_of
+            from colmet.stored.completeness import hosts_of
             from colmet.stored.job_rows import JobInterval
 
             return [

@@ -18,7 +18,6 @@ from colmet.collector.backends.elasticsearch.documents import (
     IndexNaming,
     index_form,
     properties,
-    shortest,
 )
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06
@@ -128,14 +127,6 @@ def test_floats_are_finite_short_and_floats_to_whoever_guesses_types():
     assert "inf" not in text.lower() and "nan" not in text.lower()
 
 
-@given(st.lists(st.floats(width=32), min_size=1, max_size=50))
-def test_the_shortest_text_of_a_float_is_that_of_numpy(values):
-    packed = np.array([values], dtype=np.float32)
-    found = shortest(packed)
-    for value, double in zip(packed[0], found[0].tolist()):
-        assert double == float(str(value)) or not np.isfinite(value)
-
-
 @given(
     st.lists(st.binary(max_size=8), min_size=1, max_size=20),
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
@@ -148,12 +139,6 @@ def test_whatever_a_label_or_a_number_holds_is_one_line_of_json(labels, numbers)
     texts = [label.rstrip(b"\0").decode("utf-8", "replace") for label in labels]
     assert sorted(d["model"] for d in found if "model" in d) == sorted(filter(None, texts))
     assert sorted(d["cpu"] for d in found if "cpu" in d) == sorted(n for n in numbers if n != -1)
-
-
-def test_quotes_percent_signs_and_control_characters_do_no_harm():
-    row = (1, {"model": b'%s"\\\n\x1b\xff'})
-    [(_, _, document)] = rendered(batch(table(JOB, row), host='no"de%s'))
-    assert document["model"] == '%s"\\\n\x1b\N{REPLACEMENT CHARACTER}' and document["hostname"] == 'no"de%s'
 
 
 def test_rows_of_the_node_name_its_jobs():
@@ -218,25 +203,6 @@ def test_a_batch_without_a_name_is_named_by_its_place_in_the_journal():
     assert rendered(named, number=1) == rendered(named, number=2, maker=Documents(place, "c" * 16))
 
 
-def test_collectors_that_have_both_taken_a_batch_write_the_same_documents():
-    """Whatever their journals, and whatever each had taken before: ids, indices and contents."""
-    place = IndexNaming("colmet_", "%Y.%m.%d", False)
-    midnight = 1_700_006_400 * 10**9
-    both = batch(
-        table(NODE, (0, {"load": 1.0}), (0, {"load": 1.0}), (0, {})),  # tables of the node may have several rows
-        table(JOB, (7, {"cpu": 1}), (7, {"cpu": 1}), time_ns=midnight - 1),
-        table(JOB, (7, {"cpu": 1}), time_ns=midnight),
-        seq=3,
-    )
-    before = batch(table(JOB, (9, {"cpu": 5}), (9, {"load": 2.0})), table(NODE, (0, {"load": 1.0})), seq=2)
-    one = {(index, id_): found for index, id_, found in rendered(both, place=place, number=0)}
-    written = rendered(before, both, place=place, number=900, maker=Documents(place, "c" * 16))
-    other = {(index, id_): found for index, id_, found in written}
-    assert (len(one), len(other)) == (6, 9)
-    assert {key: other.get(key) for key in one} == one
-    assert {index[-10:] for index, _ in one} == {"2023.11.14", "2023.11.15"}
-
-
 def test_more_rows_than_are_rendered_at_a_time_keep_their_order_and_numbers(monkeypatch):
     monkeypatch.setattr(documents, "BLOCK_ROWS", 3)
     rows = [table(JOB, *[(job, {"cpu": job}) for job in range(count)]) for count in (4, 0, 1, 7)]
@@ -245,19 +211,6 @@ def test_more_rows_than_are_rendered_at_a_time_keep_their_order_and_numbers(monk
     assert [(id_[20:23], id_[23:]) for _, id_, _ in found] == [
         (f"{number:03x}", f"{row:05x}") for number, count in enumerate((4, 0, 1, 7)) for row in range(count)
     ]
-
-
-def test_what_is_kept_between_bulks_is_bounded(monkeypatch):
-    for name in ("MAX_RENDERERS", "MAX_PATTERNS", "MAX_TEXTS", "MAX_DATES"):
-        monkeypatch.setattr(documents, name, 3)
-    maker = Documents(IndexNaming("", "%Y.%m.%d", False), JOURNAL)
-    for number in range(20):
-        schema = Schema(f"t{number}", "job", [Field(f"f{n}", "count", "gauge") for n in range(6)])
-        values = [(job, {f"f{n}": 1 for n in range(6) if (number + job) >> n & 1}) for job in range(12)]
-        rows = table(schema, *values, time_ns=TIME + number * 86400 * 10**9)
-        assert len(rendered(batch(rows, host=f"host-{number}"), maker=maker)) == 12
-    assert len(maker._texts) <= 3 and len(maker._renderer(schema)._templates) <= 3
-    assert max(cache.cache_info().currsize for cache in (maker._renderer, maker._suffix)) <= 3
 
 
 def test_types_are_compact_and_old_dashboards_find_their_names():

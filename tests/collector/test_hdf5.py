@@ -23,12 +23,10 @@ import pytest
 
 import colmet
 from colmet.collector import columns
-from colmet.collector.backends.hdf5 import calls, h5table, job_tables
+from colmet.collector.backends.hdf5 import calls, job_tables
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.columns import join
-from colmet.collector.journal.output_state import OutputState
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Schema, Table
@@ -67,47 +65,6 @@ def _quiet_names() -> None:
 
 
 # -- joining --
-
-
-def test_rows_of_many_messages_are_joined_by_schema_in_order_of_arrival() -> None:
-    other = schema_of("x:i8")
-    same_again = schema_of("x:i8")  # another object, as a second decoder would give
-    joined = join(
-        [
-            batch(table(TASKSTATS, (3, {}), (1, {})), table(other, (9, {"x": 1})), host="a"),
-            batch(
-                table(TASKSTATS, (1, {}), time_s=TIME_S + 2.9), table(same_again, (9, {"x": 2})), host="b", jobs=None
-            ),
-        ]
-    )
-    assert [part.schema.name for part in joined] == ["taskstats_default", "site_default"]
-    tasks, others = joined
-    assert tasks.rows["job_id"].tolist() == [3, 1, 1]
-    assert tasks.source.tolist() == [0, 0, 1]
-    assert tasks.time_s.tolist() == [TIME_S, TIME_S + 2]
-    assert [tasks.hosts[n] for n in tasks.host_of[tasks.source]] == ["a", "a", "b"]
-    assert tasks.jobs == [(17, 18), None]
-    assert others.rows["x"].tolist() == [1, 2]
-
-
-def test_splitting_by_job_keeps_the_order_of_arrival_within_a_job() -> None:
-    (joined,) = join([batch(table(TASKSTATS, (job, {"cpu_count": n}))) for n, job in enumerate([5, 3, 5, 3, 4, 5])])
-    by_job = joined.by_job()
-    rows = joined.rows["cpu_count"][by_job.order].tolist()
-    assert len(rows) == by_job.starts[-1]
-    found = {job: rows[start:stop] for job, start, stop in zip(by_job.jobs, by_job.starts, by_job.starts[1:])}
-    assert found == {3: [1, 3], 4: [4], 5: [0, 2, 5]}
-
-
-def test_joining_accepts_tables_without_rows_and_rows_that_are_not_contiguous() -> None:
-    rows = TASKSTATS.empty_rows(6)
-    rows["cpu_count"] = range(6)
-    joined = join([batch(Table(TASKSTATS, 0, rows[:0]), Table(TASKSTATS, 0, rows[::2]))])
-    assert joined[0].rows["cpu_count"].tolist() == [0, 2, 4]
-    assert joined[0].source.tolist() == [1, 1, 1]
-    (empty,) = join([batch(Table(TASKSTATS, 0, rows[:0]))])
-    assert empty.by_job()[2:] == ([], [0])
-    assert join([]) == []
 
 
 # -- what 0.6 wrote --
@@ -288,51 +245,40 @@ def test_when_the_next_file_cannot_be_opened_rows_wait_until_it_can(tmp_path: Pa
     assert counts(path) == {"/job_7/taskstats_default": 3}
 
 
-def test_closing_twice_or_without_opening_is_harmless(tmp_path: Path) -> None:
-    output = Hdf5Output(str(tmp_path / "x.hdf5"))
-    output.close()
-    output.open(OutputState("", "", 0, 0))
-    output.close()
-    output.close()
-    assert counts(tmp_path / "x.hdf5") == {}
-
-
 def test_a_missing_directory_is_made_as_in_06(tmp_path: Path) -> None:
     path = tmp_path / "none" / "deeper" / "x.hdf5"
     write_once(path, numbers(7, 1))
     assert counts(path) == {"/job_7/taskstats_default": 1}
 
 
-def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is not an HDF5 file; move it"),
+        (b"timestamp,hostname\n" * 100, "is not an HDF5 file; move it"),
+        (SAMPLE.read_bytes()[:5000], "cannot be opened for writing"),
+    ],
+)
+def test_a_file_of_another_kind_and_a_damaged_one_are_refused_and_left_as_they_are(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    path = tmp_path / "x.hdf5"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
+        opened(path)
+    assert path.read_bytes() == content
+
+
+def test_a_directory_and_a_path_below_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"x\.hdf5: cannot be opened for writing: Not a directory; check"):
-        opened(tmp_path / "file" / "none" / "x.hdf5")
-
-
-def test_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.hdf5").mkdir()
-    with pytest.raises(ConfigError, match="Is a directory"):
-        opened(tmp_path / "x.hdf5")
-    with pytest.raises(ConfigError, match="names a directory"):
-        opened(f"{tmp_path}/")
-
-
-@pytest.mark.parametrize("content", [b"", b"timestamp,hostname\n" * 100])
-def test_a_file_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.hdf5"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match="is not an HDF5 file; move it"):
-        opened(path)
-    assert path.read_bytes() == content
-
-
-def test_a_damaged_hdf5_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "x.hdf5"
-    content = SAMPLE.read_bytes()[:5000]
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match="cannot be opened for writing"):
-        opened(path)
-    assert path.read_bytes() == content
+    for name, why in (
+        ("file/none/x.hdf5", "Not a directory; check"),
+        ("x.hdf5", "Is a directory"),
+        ("", "a directory"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            opened(f"{tmp_path}/{name}")
 
 
 def test_a_path_that_cannot_be_written_is_refused_at_start(tmp_path: Path, small_disk: SmallDisk) -> None:
@@ -382,10 +328,6 @@ def from_command_line(*words: str) -> Hdf5Output | None:
     return Hdf5Output.from_options(parser.parse_args(words))
 
 
-def test_without_a_path_there_is_no_output() -> None:
-    assert from_command_line() is None
-
-
 @pytest.mark.parametrize(("lib", "level"), [("zlib", 9), ("blosc", 3), ("bzip2", 1), ("blosc:lz4", 5)])
 def test_compression_is_what_the_options_say(tmp_path: Path, lib: str, level: int) -> None:
     if tables.which_lib_version(lib.partition(":")[0]) is None:
@@ -402,12 +344,6 @@ def test_compression_is_what_the_options_say(tmp_path: Path, lib: str, level: in
         assert (file.root.job_7.taskstats_default.filters.complevel) == level
     assert stored(path, "/job_7/taskstats_default")["cpu_count"].tolist() == list(range(1500))
     assert path.stat().st_size < 1500 * 766 / 2
-
-
-def test_there_is_no_compression_by_default(tmp_path: Path) -> None:
-    write_once(tmp_path / "x.hdf5", numbers(7, 1))
-    with tables.open_file(str(tmp_path / "x.hdf5")) as file:
-        assert file.root.job_7.taskstats_default.filters.complevel == 0
 
 
 def test_a_compression_library_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,28 +384,6 @@ def test_a_0_6_file_is_appended_to_and_gets_the_columns_it_lacks(tmp_path: Path)
         assert list(node.colnames) == sorted(node.colnames)
         assert node.coldflts["VmRSS"] == -1
         assert [n._v_name for n in ours.root.job_4242] == [n._v_name for n in theirs.root.job_4242]
-
-
-def test_tables_of_a_0_6_file_that_lack_nothing_are_appended_to_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "old.hdf5"
-    shutil.copy(SAMPLE, path)
-    write_once(path, decoded("taskstats"))
-    rows = stored(path, "/job_4242/taskstats_default")
-    assert len(rows) == 2
-    assert rows[0] == rows[1]
-
-
-def test_rows_are_rebuilt_in_bounded_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h5table, "COPY_BYTES", 5000)
-    path = tmp_path / "x.hdf5"
-    output = opened(path)
-    output.write([batch(*[table(schema_of("a:i8"), (1, {"a": n})) for n in range(100)])])
-    output.write([batch(table(schema_of("a:i8", "b:f8"), (1, {"a": 100, "b": 0.5})))])
-    output.write([batch(table(schema_of("a:i8"), (1, {"a": 101})))])  # an older node still sends
-    output.close()
-    rows = stored(path, "/job_1/site_default")
-    assert rows["a"].tolist() == list(range(102))
-    assert rows["b"].tolist() == [-1.0] * 100 + [0.5, -1.0]
 
 
 def test_a_string_column_that_is_too_short_is_made_wider(tmp_path: Path) -> None:
@@ -595,31 +509,6 @@ def test_a_schema_with_longer_rows_than_hdf5_can_describe_keeps_what_fits(tmp_pa
     assert rows["a"].tolist() == [0, 1] and rows["z"].tolist() == [6, 6] and rows["wide_0"].tolist() == [b"x", b"x"]
     assert "wide_8" not in rows.dtype.names
     assert output.values_left_out == 4
-
-
-def test_a_table_grows_only_as_far_as_hdf5_can_describe_it(tmp_path: Path) -> None:
-    output = opened(tmp_path / "x.hdf5")
-    for part in range(9):
-        schema = schema_of("a:i8", f"text:S{100 + part}", f"wide_{part}:S9000")
-        output.write([batch(table(schema, (1, {"a": part, "text": b"x" * (100 + part)})))])
-    output.close()
-    rows = stored(tmp_path / "x.hdf5", "/job_1/site_default")
-    assert rows["a"].tolist() == list(range(7))
-    assert [len(text) for text in rows["text"].tolist()] == list(range(100, 107))
-    assert "wide_6" in rows.dtype.names and "wide_7" not in rows.dtype.names
-    others = [name for name in names_in(tmp_path / "x.hdf5", "/job_1") if name != "site_default"]
-    kept = [stored(tmp_path / "x.hdf5", f"/job_1/{name}") for name in others]
-    assert sorted(int(rows["a"][0]) for rows in kept) == [7, 8], "each has a table of its own"
-
-
-@pytest.mark.slow
-def test_a_schema_of_1024_columns_of_common_length_is_stored_whole(tmp_path: Path) -> None:
-    kinds = ("i8", "f8", "f4", "S9")
-    schema = schema_of(*[f"c{n}:{kinds[n % 4]}" for n in range(1024)])
-    output = write_once(tmp_path / "x.hdf5", [batch(table(schema, (1, {"c0": 1, "c1": 2.5, "c3": b"x"})))])
-    (row,) = stored(tmp_path / "x.hdf5", "/job_1/site_default")
-    assert (row["c0"], row["c1"], row["c2"], row["c3"], row["c1020"]) == (1, 2.5, -1.0, b"x", -1)
-    assert output.values_left_out == 0
 
 
 # -- other processes --
@@ -1032,18 +921,6 @@ def test_two_collectors_never_write_to_one_file(tmp_path: Path) -> None:
     assert done.stdout == ""
     with tables.open_file(str(path)) as file:
         assert file.get_node("/job_1/taskstats_default").col("cpu_count").tolist() == [1, 2]
-
-
-def test_a_table_whose_name_looks_like_a_temporary_one_is_a_table(tmp_path: Path) -> None:
-    output = opened(tmp_path / "x.hdf5")
-    names = [("x.rebuilt", ["a:i8"]), ("x", ["a:i8"]), ("x", ["a:i8", "b:i8"]), ("x.rebuilt", ["a:i8", "c:i8"])]
-    for n, (name, fields) in enumerate(names):
-        schema = schema_of(*fields, name=name)
-        output.write([batch(table(schema, (1, {"a": n})))])
-    output.close()
-    with tables.open_file(str(tmp_path / "x.hdf5")) as file:
-        assert file.get_node("/job_1", "x.rebuilt").col("a").tolist() == [0, 3]
-        assert file.get_node("/job_1", "x").col("a").tolist() == [1, 2]
 
 
 def test_a_table_is_not_rebuilt_at_the_wish_of_every_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import check, isolated, output
+from colmet.collector.backends.hdf5 import check, current_file
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -50,7 +50,7 @@ class Collector:
         if steps is not None:
             watch(steps)
         # in this process, which is killed more often than a second one could be started
-        isolated.check = check.check
+        check.check = check.check_file
         state = self.state()
         opened = Hdf5Output(str(self.folder / self.path), **self.options)
         opened.open(state)
@@ -104,7 +104,7 @@ STEPS = [
     (os, "link"),
     (os, "rename"),
     (os, "replace"),
-    (output, "sync_directory"),
+    (current_file, "sync_directory"),
 ]
 
 
@@ -164,7 +164,7 @@ KINDS = {
 def parts(monkeypatch, kind):
     """Have few new tables in a burst."""
     if kind.endswith("in parts"):
-        monkeypatch.setattr(output, "MAX_NEW_TABLES", 2)
+        monkeypatch.setattr(current_file, "MAX_NEW_TABLES", 2)
 
 
 @pytest.mark.usefixtures("parts")

@@ -19,13 +19,12 @@ import pytest
 
 import colmet
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import check, expiry, h5file, isolated, job_tables, library
-from colmet.collector.backends.hdf5 import output as output_module
-from colmet.collector.backends.hdf5.checkpoint import Checkpoint
-from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
+from colmet.collector.backends.hdf5 import check, current_file, h5file, job_tables, library
+from colmet.collector.backends.hdf5 import files as files_module
+from colmet.collector.backends.hdf5.checkpoint import Checkpoint, KeptTails, TailWriter, tails_path
+from colmet.collector.backends.hdf5.files import rotation
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
-from colmet.collector.backends.hdf5.options import rotation
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.config import cli
@@ -67,8 +66,8 @@ def files(folder):
 @pytest.fixture
 def at(monkeypatch):
     """Set the clock: `at(seconds)`; removals of files have time enough on any machine, and read in this process."""
-    monkeypatch.setattr(expiry, "REMOVAL_S", 60.0)
-    monkeypatch.setattr(expiry, "last_row_s", check.last_row_s)
+    monkeypatch.setattr(files_module, "REMOVAL_S", 60.0)
+    monkeypatch.setattr(files_module, "last_row_s", check.read_last_row_s)
     return lambda now: monkeypatch.setattr(time, "time", lambda: float(now))
 
 
@@ -113,7 +112,7 @@ def many_jobs(number, jobs=200):
 def test_many_new_tables_are_written_in_several_bursts(tmp_path, monkeypatch, known):
     """So that a stop takes a short time; also where few tables are kept in memory."""
     monkeypatch.setattr(job_tables, "MAX_KNOWN", known)
-    monkeypatch.setattr(output_module, "MAX_NEW_TABLES", 1000)  # two for each: rows can need another one
+    monkeypatch.setattr(current_file, "MAX_NEW_TABLES", 1000)  # two for each: rows can need another one
     positions = []
     output, _ = started(tmp_path, end=9, monotonic=lambda: 0.0)
     save = OutputState.save
@@ -131,9 +130,9 @@ def test_after_a_clean_stop_nothing_is_walked(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 10)
     output.close()
-    monkeypatch.setattr(isolated, "check", lambda *_: pytest.fail("walked"))
+    monkeypatch.setattr(check, "check", lambda *_: pytest.fail("walked"))
     monkeypatch.setattr(h5file, "table_names", lambda *_: pytest.fail("listed"))
-    monkeypatch.setattr(output_module, "boot_id", lambda: "another")
+    monkeypatch.setattr(current_file, "boot_id", lambda: "another")
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -182,7 +181,7 @@ def test_after_a_power_failure_the_file_is_looked_through(tmp_path, monkeypatch)
     output.close()
     state.save(10, {**notes, "boot": "another"}, 0)
     looked = []
-    monkeypatch.setattr(isolated, "check", lambda *arguments: (looked.append(arguments[0]), check.check(*arguments)))
+    monkeypatch.setattr(check, "check", lambda *arguments: (looked.append(arguments[0]), check.check_file(*arguments)))
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -463,7 +462,7 @@ def test_a_new_file_that_could_not_be_closed_can_be_made_again(tmp_path, monkeyp
     output, state = started(tmp_path)
     write(output, state, 10)
     at(2000)
-    output._close_file()
+    output._current.close()
     fail(monkeypatch, tables.File, "_close_file", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     output.reopen()
     assert files(tmp_path) == ["x.0000001000.hdf5"]
@@ -800,15 +799,15 @@ def child(monkeypatch):
     """Have the process that reads run a line before its task."""
 
     def runs(line):
-        command = isolated.python_child.command
-        monkeypatch.setattr(isolated.python_child, "command", lambda statement: command(f"{line}\n{statement}"))
+        command = check.python_command
+        monkeypatch.setattr(check, "python_command", lambda statement: command(f"{line}\n{statement}"))
 
     return runs
 
 
 def test_a_crash_of_hdf5_in_the_reading_process_is_damage(tmp_path, child):
     child("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    for read in (lambda: isolated.check(str(tmp_path / "x"), 3, {}, {}), lambda: isolated.last_row_s("x")):
+    for read in (lambda: check.check(str(tmp_path / "x"), 3, {}, {}), lambda: check.last_row_s("x")):
         with pytest.raises(Damaged, match=r"crashed on it \(SIGSEGV\)"):
             read()
 
@@ -817,15 +816,15 @@ def test_a_crash_of_hdf5_in_the_reading_process_is_damage(tmp_path, child):
 def test_a_reading_process_that_someone_ends_says_nothing_of_the_file(tmp_path, child, signal):
     child(f"import os, signal; signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), signal.SIG{signal})")
     with pytest.raises(OutputUnavailable, match=r"ended too early \(status -[0-9]+\)"):
-        isolated.check(str(tmp_path / "x"), 3, {}, {})
+        check.check(str(tmp_path / "x"), 3, {}, {})
 
 
 def test_the_reading_process_ends_in_silence_with_the_collector(tmp_path):
-    command = isolated.python_child.command("from colmet.collector.backends.hdf5.isolated import main; main()")
+    command = check.python_command("from colmet.collector.backends.hdf5.check import main; main()")
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes, env=isolated.python_child.environment()) as process:
+    with subprocess.Popen(command, **pipes, env=check.python_environment()) as process:
         process.stdout.close()  # as a kill does
-        process.stdin.write(json.dumps(["last_row_s", [str(tmp_path / "x")]]).encode())
+        process.stdin.write(json.dumps(["read_last_row_s", [str(tmp_path / "x")]]).encode())
         process.stdin.close()
         assert process.stderr.read() == b""
 
@@ -835,11 +834,11 @@ def test_reading_that_never_ends_is_given_up(tmp_path, child):
     write(output, state, 5)
     output.close()
     child(
-        "import time; from colmet.collector.backends.hdf5 import check, isolated as i; i.QUIET_S = 1; "
+        "import time; from colmet.collector.backends.hdf5 import check; check.QUIET_S = 1; "
         "check._check_table = lambda *_: time.sleep(60)"
     )
     with pytest.raises(Damaged, match="comes to no end in"):
-        isolated.check(str(tmp_path / "x.hdf5"), None, {}, {})
+        check.check(str(tmp_path / "x.hdf5"), None, {}, {})
 
 
 # -- removal of old files --
@@ -871,7 +870,7 @@ def four_days(folder, at, now_day=4, **options):
 
 
 def test_old_files_are_removed_at_start_and_after_each_rotation_and_nothing_else(tmp_path, at, monkeypatch, caplog):
-    monkeypatch.setattr(expiry, "last_row_s", isolated.last_row_s)
+    monkeypatch.setattr(files_module, "last_row_s", check.last_row_s)
     four_days(tmp_path, at)
     others = ["x.1700000000.hdf5.damaged", "x.170000000.hdf5", "x.1700000000.h5", "xx.1700000000.hdf5", "x.json"]
     for name in others:
@@ -944,9 +943,7 @@ def test_what_is_not_an_old_file_of_the_collector_stays_and_is_reported_once(tmp
 @contextlib.contextmanager
 def locked_by_another(path):
     """Another process has the file's lock."""
-    script = (
-        "import sys; from colmet.collector.backends.hdf5 import file_lock as f; f.lock(sys.argv[1]); print(); input()"
-    )
+    script = "import sys; from colmet.collector.backends.hdf5 import h5file as f; f.lock(sys.argv[1]); print(); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)],
         stdin=subprocess.PIPE,
@@ -977,7 +974,7 @@ def test_check_names_the_files_that_a_start_removes_and_removes_none(tmp_path, a
 
 def test_the_time_for_removals_is_bounded_and_the_next_write_continues(tmp_path, at, monkeypatch):
     four_days(tmp_path, at, now_day=40)
-    monkeypatch.setattr(expiry, "REMOVAL_S", -1.0)
+    monkeypatch.setattr(files_module, "REMOVAL_S", -1.0)
     output, state = started(tmp_path, keep_s=2 * DAY_S)
     for count in (1, 2, 3):
         assert output.counters()["files_removed"] == count
@@ -1007,7 +1004,7 @@ def test_files_that_became_too_old_are_removed_where_a_write_fails_too(tmp_path,
 
 def test_a_file_in_use_does_not_hold_back_the_removal_of_others(tmp_path, at, monkeypatch, caplog):
     four_days(tmp_path, at, now_day=40)
-    monkeypatch.setattr(expiry, "REMOVAL_S", -1.0)
+    monkeypatch.setattr(files_module, "REMOVAL_S", -1.0)
     with locked_by_another(tmp_path / DAYS[0]):
         output, state = started(tmp_path, rotate_s=DAY_S, keep_s=2 * DAY_S)
         for _ in range(4):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from colmet.collector.backends.hdf5 import calls, libhdf5
-from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile, NotFlatError
+from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.library import tables
 from colmet.common.errors import OutputUnavailable
 from colmet.common.schema import Field, Schema
@@ -35,14 +35,6 @@ def test_a_count_of_rows_of_another_type_stays_and_the_rows_are_written(tmp_path
         assert len(file[NAME]) == 7
         kept = file[NAME].attrs["NROWS"]
         assert isinstance(value, h5py.Empty) or (np.asarray(kept) == np.asarray(value)).all()
-
-
-def test_the_count_of_rows_is_that_of_the_file(tmp_path):
-    path = tmp_path / "x.hdf5"
-    write_once(path, numbers(1, 3))
-    write_once(path, numbers(1, 4, first=3))
-    with h5py.File(path) as file:
-        assert file[NAME].attrs["NROWS"] == 7 and file[NAME].attrs["NROWS"].dtype == "i8"
 
 
 @pytest.mark.parametrize("kind", ["soft", "external", "dangling"])
@@ -102,26 +94,6 @@ def test_rows_of_big_endian_numbers_are_written_and_their_last_chunk_can_be_rest
     output.close()
     found = stored(path, "/job_1/x_default")
     assert found["x"].tolist() == [3, 5] and found["s"].tolist() == [b"abc", b""]
-
-
-def test_objects_that_are_no_flat_tables_are_refused(tmp_path):
-    path = tmp_path / "x.hdf5"
-    with h5py.File(path, "w") as file:
-        nested = np.dtype([("a", "i8"), ("b", [("c", "i8")])])
-        text = np.dtype([("a", h5py.string_dtype())])
-        for name, kind in {"nested": nested, "text": text, "array": np.dtype("i8")}.items():
-            file.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(10,))
-        file.create_dataset("contiguous", (5,), np.dtype([("a", "i8")]))
-        file.create_dataset("matrix", (5, 5), np.dtype([("a", "i8")]), chunks=(5, 5))
-        file.create_group("group")
-    file = LibraryFile(str(path))
-    for name in (b"nested", b"text", b"array", b"contiguous", b"matrix", b"group"):
-        with pytest.raises(NotFlatError):
-            file.find(name)
-    with pytest.raises(tables.HDF5ExtError):
-        file.find(b"nothing")
-    file.close()
-    assert descriptors(path) == []
 
 
 def test_forms_of_tables_are_forgotten_beyond_a_number_of_columns(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.elasticsearch.mappings import MAX_FIELDS, Mappings
+from colmet.collector.backends.elasticsearch.indices import MAX_FIELDS, Mappings
 from colmet.collector.columns import names_for
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends.cgroup import SCHEMA as CGROUP

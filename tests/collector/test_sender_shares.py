@@ -8,30 +8,10 @@ from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
-from colmet.collector.journal.sender_shares import PIECES, SenderShares
 from colmet.common.wire import v1
 from tests.support.journal_batches import batch
 
 SIZE = 1 << 20
-
-
-def test_what_waits_is_counted_until_it_is_written():
-    waiting = SenderShares(SIZE)
-    for n in range(100):
-        waiting.add("a", SIZE // 200, n + 1)
-    waiting.add("b", 10, 101)
-    assert waiting._shares.total == 100 * (SIZE // 200) + 10
-    waiting.passed(50, 101)
-    assert waiting._shares.total == pytest.approx(SIZE // 4, rel=0.2)
-    waiting.passed(101, 101)
-    assert waiting._shares.total == 0 and not waiting._pieces and not waiting._piece
-
-
-def test_pieces_are_few_however_much_waits():
-    waiting = SenderShares(SIZE)
-    for n in range(100_000):
-        waiting.add("a", 100, n + 1)
-    assert len(waiting._pieces) <= 100_000 * 100 // (SIZE // PIECES) + 1
 
 
 @pytest.mark.parametrize("directory", [pytest.param("", marks=pytest.mark.slow), "j"])

@@ -121,23 +121,6 @@ def test_what_a_label_says_cannot_break_the_csv():
     assert line["value"] == 'a,"\\n=1'
 
 
-def test_every_frame_of_colmet_06_can_be_printed():
-    for path in sorted((Path(__file__).parents[1] / "data/colmet06/frames").glob("*.bin")):
-        batches = Decoder().decode(path.read_bytes()).batches
-        expected = json.loads(path.with_suffix(".json").read_text())
-        lines = [json.loads(line) for line in written("json", *batches).splitlines()]
-        assert len(lines) == len(expected)
-        for record in expected:
-            (line,) = [
-                one
-                for one in lines
-                if (one["metric_backend"], one["job_id"]) == (record["metric_backend"], record["job_id"])
-            ]
-            for name, value in record["values"].items():
-                if name != "involved_jobs":
-                    assert line.get(name, -1) == value
-
-
 def test_a_reader_that_has_gone_makes_it_unavailable_and_says_so():
     read, fd = os.pipe()
     os.close(read)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from colmet.collector.backends.hdf5 import isolated
+from colmet.collector.backends.hdf5 import check
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.commands.colmet import COMMANDS
 from colmet.commands.doctor.target import User, _check_as
@@ -90,9 +90,9 @@ def test_the_modules_are_imported_by_a_python_that_searches_there(planted):
 
 def test_a_process_that_reads_a_file_imports_nothing_of_it(planted, monkeypatch):
     monkeypatch.chdir(planted)
-    assert isolated.last_row_s(f"rows.{START}.hdf5") == START + 2
+    assert check.last_row_s(f"rows.{START}.hdf5") == START + 2
     with pytest.raises(Damaged):
-        isolated.check(f"rows.{START}.hdf5", 5, {}, {})
+        check.check(f"rows.{START}.hdf5", 5, {}, {})
     assert imported(planted) == []
 
 

@@ -34,7 +34,7 @@ LIBRARIES = {
     "psutil": ("colmet.facility.",),
     "subprocess": (
         "colmet.common.host.command",
-        "colmet.collector.backends.hdf5.isolated",
+        "colmet.collector.backends.hdf5.check",
         "colmet.collector.web_child",
         "colmet.web.reports",
         "colmet.commands.",

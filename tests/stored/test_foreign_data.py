@@ -101,7 +101,7 @@ def test_completeness_refuses_it(hostile, capsys):
 def test_the_collector_does_not_read_it(hostile):
     """To remove it, or after a kill: what is not in the file is not looked at."""
     with pytest.raises(Damaged):
-        check.last_row_s(hostile)
+        check.read_last_row_s(hostile)
     check.check(hostile, None, {}, {})
     with pytest.raises(Damaged):
         check.check(hostile, None, {f"/{TABLE}": 1}, {f"/{TABLE}": 1})

@@ -38,31 +38,6 @@ def test_rows_lost_between_two_rows_of_the_ledger_are_counted_with_their_reason(
     assert found.gaps == (TableGap(101, 160, 2, 4, why, False),) and found.missing == 4
 
 
-@pytest.mark.parametrize("period_s", [0.5, 1.0, 1.4, 2.0])
-def test_an_agent_that_was_away_leaves_a_gap_at_any_period(period_s):
-    """A ledger row ends the first agent's rows at 110; the next agent begins 30 s later."""
-    before, after = [np.arange(start, start + 10, period_s).astype(np.int64) for start in (100, 140)]
-    epochs = 99 * 10**9, 139 * 10**9
-    accounts = [
-        LedgerRow(
-            int(times[-1]),
-            epoch,
-            period_s,
-            epoch == epochs[0],
-            *(len(times),) * 2,
-            0,
-            0,
-            len(times),
-            int((times == times[-1]).sum()),
-        )
-        for epoch, times in zip(epochs, (before, after))
-    ]
-    found = GapFinder("taskstats_default", {7: np.concatenate([before, after])}, accounts, [], 99).find()
-    assert {gap.why for gap in found.gaps} == {STOPPED}
-    assert found.missing == pytest.approx(30 / period_s, abs=1 + 1 / period_s)
-    assert found.here == len(before) + len(after)
-
-
 def test_a_job_of_few_rows_has_the_gap_of_an_agent_that_was_away_and_no_other():
     """Samples of others were lost just before; the hole in the job's rows has its cause already."""
     times = np.array([109, 110, 140])

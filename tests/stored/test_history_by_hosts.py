@@ -15,11 +15,11 @@ from colmet.common.growth import NODE_CPUS
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.jobs.report.document import document_of
 from colmet.jobs.report.rows import gather
-from colmet.stored import hdf5_files, reading_process, series, sources
+from colmet.stored import reading_process, series, sources
 from colmet.stored import rows as reading
-from colmet.stored.capacity import capacities
+from colmet.stored.completeness import hosts_of
+from colmet.stored.curves import capacities
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.job_completeness import hosts_of
 from colmet.stored.job_rows import JobInterval, JobRows
 from colmet.stored.series import NODE, HeldRows, RowQuery
 from tests.support.hdf5_writer import write_once
@@ -112,14 +112,14 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path, monkeypatch):
 
 
 def test_the_temporary_file_has_the_rows_in_use_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(hdf5_files, "WAIT_S", 0.01)
+    monkeypatch.setattr(reading_process, "WAIT_S", 0.01)
     write_once(tmp_path / "a.hdf5", random_batches(random.Random(1), 60))
     with tables.open_file(str(tmp_path / "a.hdf5"), "a") as file:  # a row without a host, as within a burst
         file.get_node("/job_7/taskstats_default").row.append()
     columns = ["cpu", "load"]
     with Hdf5History([str(tmp_path / "a.hdf5")]) as history:
         with monkeypatch.context() as patched:
-            patched.setattr(hdf5_files, "is_live", lambda path: False)
+            patched.setattr(reading_process, "is_live", lambda path: False)
             rows = history.by_hosts(RowQuery(7, "taskstats_default", columns))
         bytes_once = history._reader.spool_bytes
         more = history.by_hosts(RowQuery(7, "taskstats_default", columns))

@@ -16,7 +16,7 @@ from colmet.common.errors import ColmetError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
 from colmet.stored import elastic as history_module
-from colmet.stored import elastic_columns, sources
+from colmet.stored import sources
 from colmet.stored.series import NODE, RowQuery
 from tests.support.elastic_server import Elastic, error
 
@@ -167,7 +167,7 @@ def test_more_rows_of_one_host_and_time_than_a_page_has_are_reported(elastic, op
 
 
 def test_more_rows_than_memory_is_meant_for_are_reported(elastic, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(elastic_columns, "MAX_BYTES", 1000)
+    monkeypatch.setattr(history_module, "MAX_BYTES", 1000)
     write(elastic, tmp_path, [batch(tick) for tick in range(40)])
     with pytest.raises(ColmetError, match="require more than 0 MiB; ask for fewer columns or hosts, or for a shorter"):
         opened().read(RowQuery(7, "job_default"))

@@ -25,7 +25,7 @@ from colmet.node.delivery.outbox import MAX_AGE_S
 from colmet.stored import reading_process as reading
 from colmet.stored import rows, sources
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.hdf5_files import files_of
+from colmet.stored.reading_process import files_of
 from colmet.stored.series import RowQuery
 from tests.support.hdf5_writer import opened, write_once
 from tests.support.machine import fork
@@ -83,12 +83,6 @@ def test_files_of_a_prefix_are_those_with_ten_digits_by_time(prefix):
         prefix.with_name(name).touch()
     found = [(os.path.basename(file.path), file.begins, file.ends) for file in files_of(str(prefix))]
     assert found == [(names[1], 9e8, 1700000500.0), (names[0], 1700000500, float("inf"))]
-
-
-def test_characters_that_shells_know_mean_nothing_in_a_prefix(tmp_path):
-    put(tmp_path / "cluster", START, [batch(START)])
-    for name in ("cl*", "clust?r", "cluste[r]", "cluster|x"):
-        assert files_of(str(tmp_path / name)) == []
 
 
 def test_only_files_that_overlap_the_interval_are_opened(prefix):

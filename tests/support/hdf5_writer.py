@@ -37,7 +37,7 @@ class Writer:
 
     @property
     def file(self):
-        return self.output._file
+        return self.output._current.file
 
     @property
     def values_left_out(self):

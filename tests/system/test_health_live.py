@@ -9,8 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 
 import pytest
@@ -18,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from colmet import __version__
 from colmet.commands import colmet
-from tests.support.place import cannot_run
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -128,12 +125,3 @@ def test_the_service_manager_is_notified(daemons, tmp_path):
         assert daemon.stop()[0] == 0
         managers[name].heard("STOPPING=1")
         managers[name].socket.close()
-
-
-def test_the_colmet_command_is_installed():
-    """`make venv` installs it; the tests otherwise run the module."""
-    path = os.path.join(os.path.dirname(sys.executable), "colmet")
-    if not os.path.exists(path):
-        cannot_run("Colmet is not installed in this Python environment: make venv")
-    done = subprocess.run([path, "--help"], capture_output=True, text=True, check=True)
-    assert all(name in done.stdout for name in colmet.COMMANDS)

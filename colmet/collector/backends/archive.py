@@ -69,9 +69,6 @@ class ArchiveOutput(OutputBackend):
     """Writes summaries of jobs.
 
     Args:
-        path: of the SQLite file.
-        joiner: asks the batch systems; None for none.
-        indices: the shared archive; None without one.
         keep_s: summaries of jobs that ended longer ago are removed; 0 keeps all.
     """
 
@@ -258,7 +255,10 @@ class ArchiveOutput(OutputBackend):
             archiver.restart()
             raise
         archiver.saved(changes)
-        self._expire(store)
+        try:
+            self._expiry.remove(store)
+        except OutputUnavailable as err:
+            log.warning("old summaries not removed, retried later: %s", err)
         self._state.save(archiver.until, keep_from=archiver.position)
         self._share()
         if self._sharing is not None and (changes.hosts or changes.jobs):
@@ -268,13 +268,6 @@ class ArchiveOutput(OutputBackend):
         """Send nothing more to the database."""
         if self._indices is not None:
             self._indices.client.stop()  # the current request keeps its timeout
-
-    def _expire(self, store: ArchiveStore) -> None:
-        """Remove some old summaries; a failure is logged, with a retry later."""
-        try:
-            self._expiry.remove(store)
-        except OutputUnavailable as err:
-            log.warning("old summaries not removed, retried later: %s", err)
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of open folds, written and removed summaries, dropped rows, and the size of the file."""

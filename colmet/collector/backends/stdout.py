@@ -197,7 +197,6 @@ def rows06(batch: Batch) -> Iterator[str]:
 
 
 def _each(write: Callable[[Batch, Table, Sample], str]) -> Callable[[Batch], Iterator[str]]:
-    """Return a function for formatting all rows of a batch one by one."""
     return lambda batch: (write(batch, table, sample) for table in batch.tables for sample in table.samples())
 
 

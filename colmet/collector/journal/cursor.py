@@ -107,7 +107,6 @@ class Cursor:
                 segment = store.segment_after(self._first)
 
     def _next_segment(self, store: SegmentStore) -> None:
-        """Continue with the next segment, if any."""
         following = store.segment_after(self._first)
         if self._reader is not None and following is not None:
             rest = self._reader.size() - self._reader.offset

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.journal import segments
+from colmet.collector.journal.memory import RecentRecords, SenderShares
 from colmet.collector.journal.output_state import OutputState
-from colmet.collector.journal.recent_records import RecentRecords
 from colmet.collector.journal.segment_store import SegmentStore
 from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SENDERS
-from colmet.collector.journal.sender_shares import SenderShares
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.schema import Batch
@@ -246,7 +245,6 @@ class Journal:
                 self.changed.notify_all()
 
     def _run(self, store: SegmentStore) -> None:
-        """Run the writing thread."""
         while True:
             with self.changed:
                 while not self._pending and not self._stopping:

@@ -26,7 +26,6 @@ class OutputState:
     Args:
         path: of the file; empty keeps the state in memory only.
         journal: name of the journal of the positions, 16 hexadecimal digits.
-        oldest: number of the first record still in the journal.
         end: number of the journal's next record.
 
     Attributes:
@@ -59,10 +58,7 @@ class OutputState:
     def save(self, position: int, notes: Mapping[str, Any] | None = None, keep_from: int | None = None) -> None:
         """Save the state; when it returns, the state survives a power failure.
 
-        Args:
-            position: see there.
-            notes: the new notes; None leaves them unchanged.
-            keep_from: see there; None for `position`.
+        Notes of None stay unchanged; `keep_from` is `position` by default.
 
         Raises:
             OutputUnavailable: it could not be written, e.g. the disk is full; the former state stays.

@@ -174,10 +174,8 @@ class SegmentStore:
     def write(self, number: int, packed: bytes, begins: bool) -> None:
         """Write records and sync them; after a failure of the disk itself, the next ones go to another segment.
 
-        Args:
-            number: of the first message among or after them.
-            packed: the records.
-            begins: whether they begin a segment: the state of the senders is the first of them.
+        `number` is that of the first message among or after them. If they begin a segment, the state of the senders is
+        the first of them.
 
         Raises:
             OSError: they cannot be written; no part of them stays.
@@ -240,11 +238,9 @@ class SegmentStore:
     def trim(self, passed: int, keep_from: int) -> None:
         """Remove segments not needed by any output any more, and the oldest ones beyond the limit of size.
 
-        The segment with the latest state of the senders on disk stays, and so do those after it.
-
-        Args:
-            passed: number of the first record not written by some output.
-            keep_from: number of the first record for the repair of an output's file; kept while there is room.
+        The segment with the latest state of the senders on disk stays, and so do those after it. Some output has not
+        written the record `passed`. Records from `keep_from` on, for the repair of an output's file, stay while there
+        is room.
         """
         while len(self.paths) > 1 and self.paths[0][0] < self._senders_from:
             (first, path), after = self.paths[0], self.paths[1][0]

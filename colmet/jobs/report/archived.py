@@ -17,9 +17,8 @@ from colmet.jobs.figures import Report
 from colmet.jobs.report.requested import excesses, with_held_cores
 from colmet.jobs.report.rows import ENDED, RUNNING, UNKNOWN, gather
 from colmet.jobs.summary_report import report_of
-from colmet.stored.job_completeness import DELAY_S
-from colmet.stored.job_rows import JobInterval
-from colmet.stored.runs import StoredRun, jobs_of, stored_runs
+from colmet.stored.completeness import DELAY_S
+from colmet.stored.job_rows import JobInterval, StoredRun, jobs_of, stored_runs
 from colmet.stored.series import HeldRows, History, HostRows, RowQuery, RowsView, Series
 
 SHARE_OF_ROWS = 0.95  # of the archived samples or time of each host; below it, rows are gone

@@ -30,11 +30,9 @@ from colmet.jobs.job_summaries import job_figures
 from colmet.jobs.report.energy import NodeEnergy, NodeRows, energy_of, total
 from colmet.jobs.report.stored_fold import COLUMNS, GPU_COLUMNS, CpuTime, StoredFold, gpus_of
 from colmet.jobs.summary_report import report_of
-from colmet.stored import job_completeness
-from colmet.stored.accounts import GAPS, LEDGER
-from colmet.stored.capacity import of_job
-from colmet.stored.curves import broken, once, thinned
-from colmet.stored.job_completeness import DELAY_S, LATER_S, FoundRows
+from colmet.stored import completeness
+from colmet.stored.completeness import DELAY_S, GAPS, LATER_S, LEDGER, FoundRows
+from colmet.stored.curves import broken, of_job, once, thinned
 from colmet.stored.job_rows import HostJob, JobInterval, JobRows
 from colmet.stored.series import NODE, History, RowQuery
 
@@ -77,7 +75,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         of_group = nodes.energy(fold, used, cpus)
         energy.update(of_group)
         of_gpus += gpus_of(rows, group, tables, span)
-        found.append(job_completeness.found_of(rows, group, tables))
+        found.append(completeness.found_of(rows, group, tables))
         for name, some in lines_of(group, cpus, of_group).items():
             lines[name] += some
         last.update({stored.host: stored.last for stored in group})
@@ -101,7 +99,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         io=replace(report.io, source=fold.source_of_io(report)),
         gpus=tuple(of_gpus),
         energy=energy_of(list(energy.values()), report, added(gpu.energy_joules for gpu in of_gpus)),
-        completeness=job_completeness.completeness_of(found),
+        completeness=completeness.completeness_of(found),
         hosts=tuple([fold.host(host, energy.get(host.host)) for host in report.hosts]),
         curves=curves_of(report.hosts, lines),
         warnings=(*fold.warnings(report), *history.warnings),
@@ -270,9 +268,9 @@ def state_of(
     end = max(last.values())
     late_s = DELAY_S + period_s
     latest = [host for host, time in last.items() if time >= end - late_s]
-    of_nodes = next((name for name in job_completeness.NODE_TABLES if name in tables), next(iter(sorted(tables)), ""))
+    of_nodes = next((name for name in completeness.NODE_TABLES if name in tables), next(iter(sorted(tables)), ""))
     later = history.read(RowQuery(NODE, of_nodes, [], end - LATER_S, end + LATER_S, latest)) if of_nodes else []
-    gone = {series.host for series in later if job_completeness.is_past(series.times, last[series.host])}
+    gone = {series.host for series in later if completeness.is_past(series.times, last[series.host])}
     if gone and all(host in gone or now - last[host] > late_s for host in latest):
         return ENDED
     return RUNNING if now - end <= late_s else UNKNOWN

@@ -1,7 +1,7 @@
 """The fold of stored rows: all rows of a job on a host at once, with the steps that the fold of live rows makes.
 
 Rows that come one after the other are known together here, so their growth is computed on whole columns: a report of a
-day needs milliseconds. Runs are separated before, see `colmet.stored.runs`.
+day needs milliseconds. Runs are separated before, see `colmet.stored.job_rows`.
 """
 
 from __future__ import annotations

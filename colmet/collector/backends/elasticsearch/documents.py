@@ -188,7 +188,6 @@ class _RowRenderer:
         self._templates: dict[bytes, str] = {}
 
     def _numbers(self, kind: str, rows: Rows) -> npt.NDArray[Any]:
-        """Return the columns of one type, side by side."""
         strides = (self.dtype.itemsize, int(kind[1]))
         parts: list[npt.NDArray[Any]] = [
             np.ndarray((len(rows), columns), f"<{kind}", rows.data, offset, strides)
@@ -209,14 +208,9 @@ class _RowRenderer:
         return template
 
     def render(self, rows: Rows, sources: Sequence[_TableSource], source: Any, number: Any, texts: _Texts) -> str:
-        """Return the lines of some rows.
+        """Return the lines of at most `rows_at_once` contiguous rows.
 
-        Args:
-            rows: at most `rows_at_once`, contiguous.
-            sources: of these and other rows.
-            source: for each row, the index of its source.
-            number: for each row, the index in its source.
-            texts: of strings.
+        `source` is the index of each row's source, `number` its index there.
         """
         kinds: list[npt.NDArray[Any]] = []
         missing: list[npt.NDArray[np.bool_]] = []
@@ -294,9 +288,7 @@ class Documents:
     """Converter of rows to documents.
 
     Args:
-        naming: of the indices.
         journal: name of the journal, for the ids of batches without epoch and sequence number.
-        fit: returns the index for rows of a schema.
     """
 
     def __init__(self, naming: IndexNaming, journal: str, fit: Callable[[Schema], Fit] | None = None) -> None:
@@ -335,7 +327,6 @@ class Documents:
         return list(found.values())
 
     def _suffix_of(self, hour: int) -> str:
-        """Return the suffix of the index name for rows of an hour since the epoch."""
         form = self._naming.date_format
         return "-" + time.strftime(form, time.gmtime(hour * 3600)) if form else ""
 

@@ -12,15 +12,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from colmet import __version__
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch import documents
-from colmet.collector.backends.elasticsearch.dead_letters import DeadLetters
 from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, IndexNaming
-from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
+from colmet.collector.backends.elasticsearch.indices import WAIT_FOR, TableIndices
 from colmet.collector.backends.elasticsearch.retention import Retention, period_s
 from colmet.collector.journal.output_state import OutputState
 from colmet.common import database_client
@@ -29,9 +28,9 @@ from colmet.common.config.cli import Options, Rare
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.database_client import DatabaseClient, Response, reason_of
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.host.files import write_all
 from colmet.common.http_client import HttpClient
 from colmet.common.schema import Schema
-from colmet.common.tables import column_types
 from colmet.common.text import counted, document
 
 log = logging.getLogger(__name__)
@@ -48,14 +47,46 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0)  # back-off before documents are sent again to a 
 BULK_PATH = "/_bulk?filter_path=" + ",".join(
     ["errors", *[f"items.*.{field}" for field in ("status", "error.type", "error.reason", "error.caused_by.reason")]]
 )
+MAX_REJECTS_BYTES = 128 << 20  # of the reject file
 REJECT_FILE = "elasticsearch.rejects.ndjson"
-MANAGED_BY = "colmet"
-# The server refuses a second template of equal priority, and uses the highest one: a site's own template always wins.
-TEMPLATE_PRIORITY = 1
 
-# Errors with a status of 400, but not caused by the document: it waits until an administrator has corrected them.
-WAIT_FOR = frozenset({"index_closed_exception", "validation_exception", "cluster_block_exception"})
-ALREADY_THERE = "resource_already_exists_exception"
+
+class DeadLetters:
+    """Bounded file of lines refused for good by the database, for the administrator; more lines are only counted.
+
+    Args:
+        path: of the file; empty to count only. The first line creates it, readable by its owner only.
+
+    Attributes:
+        not_kept: dropped lines: without a file, for lack of space or after a write error.
+    """
+
+    def __init__(self, path: str, max_bytes: int = MAX_REJECTS_BYTES) -> None:
+        self.path = path
+        self.not_kept = 0
+        self._max_bytes = max_bytes
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        """Append lines (without newlines) durably; count and log dropped ones."""
+        kept, why = 0, "there is no file for them"
+        try:
+            if self.path:
+                kept, why = self._append(lines), "full; look at it, and remove it"
+        except OSError as err:
+            why = str(err.strerror)
+        for _ in lines[kept:]:
+            self.not_kept += 1
+            if powers_of_ten(self.not_kept):
+                log.error("refused rows not kept path=%s rows=%d: %s", self.path, self.not_kept, why)
+
+    def _append(self, lines: Sequence[bytes]) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
+            ends = list(accumulate([len(line) + 1 for line in lines]))
+            kept = bisect_right(ends, self._max_bytes - os.fstat(file.fileno()).st_size)
+            write_all(file.fileno(), b"".join([line + b"\n" for line in lines[:kept]]))
+            os.fsync(file.fileno())
+        return kept
 
 
 class ElasticsearchOutput(OutputBackend):
@@ -63,7 +94,6 @@ class ElasticsearchOutput(OutputBackend):
 
     Args:
         urls: of the hosts, in order of preference.
-        use_templates: whether index templates may be created.
         keep_s: rows of indices with a date may be removed by the database when they are older; 0 keeps all.
     """
 
@@ -84,15 +114,10 @@ class ElasticsearchOutput(OutputBackend):
         self._client = DatabaseClient(urls, http, timeout_s, self._stop)
         self._naming = naming
         self._retention = Retention(self._client, naming.prefix, naming.date_format, keep_s) if keep_s else None
-        self._use_templates = use_templates
+        self._indices = TableIndices(self._client, naming, use_templates, self._retention)
         self._bulk_bytes = MAX_BULK_BYTES
         self._bulks_in_a_row = 0
-        self._templates: dict[bytes, bool] = {}  # by the schema's digest: whether it exists
-        self._ready: dict[str, Schema] = {}  # by index
         self._refused: list[bytes] = []  # lines for the reject file, until the position behind them is saved
-        self._warned: set[tuple[str, str]] = set()
-        self._looked_at: dict[str, Response] = {}  # templates, until they are created or completed
-        self._mappings = Mappings(self._fields_of, naming.data_stream)
         self._counters = dict.fromkeys(
             ("documents", "already_there", "rejected", "values_left_out", "retried", "bulks", "splits"), 0
         )
@@ -159,7 +184,7 @@ class ElasticsearchOutput(OutputBackend):
     def open(self, state: OutputState) -> None:
         """Prepare the output without a request: the server may be unavailable."""
         self._state = state
-        self._documents = Documents(self._naming, state.journal, self._mappings.fit)
+        self._documents = Documents(self._naming, state.journal, self._indices.mappings.fit)
         self._dead_letters = DeadLetters(os.path.join(state.directory, REJECT_FILE) if state.directory else "")
         if not state.directory:
             log.warning("without a journal, rows that wait for the database are lost at the end; give --journal-dir")
@@ -198,7 +223,7 @@ class ElasticsearchOutput(OutputBackend):
         bodies: list[bytes] = []
         count = 0
         for schema, indices, sources in self._documents.tables(records):
-            self._prepare(schema, indices)
+            self._indices.prepare(schema, indices)
             self._count_left_out(schema, sum([len(source.table) for source in sources]))
             for bulk in self._documents.render(schema, sources):
                 if bodies and (
@@ -211,14 +236,13 @@ class ElasticsearchOutput(OutputBackend):
                 count += bulk.documents
         if bodies:
             self._send(Bulk(b"".join(bodies), count))
-        self._looked_at.clear()
 
     def _count_left_out(self, schema: Schema, rows: int) -> None:
         """Count the values without a place in the index of their rows, and log their columns."""
-        index, left_out = self._mappings.fit(schema)
+        index, left_out = self._indices.mappings.fit(schema)
         if left_out:
             self._counters["values_left_out"] += rows * len(left_out)
-            self._warn_once(
+            self._indices.warn_once(
                 index,
                 "columns left out, the index has them as another type or has too many fields",
                 f"columns={','.join(sorted(left_out)[:10])}",
@@ -321,10 +345,8 @@ class ElasticsearchOutput(OutputBackend):
                 self._refuse(action, document, status, kind, reason)
         if blocked:
             raise OutputUnavailable(f"documents are refused, {blocked}")
-        for index in missing:  # removed since its preparation
-            schema = self._ready.pop(index, None)
-            if schema is not None:
-                self._prepare(schema, [index])
+        for index in missing:
+            self._indices.make_again(index)
         return left, why
 
     def _shrink(self, size: int) -> None:
@@ -353,7 +375,6 @@ class ElasticsearchOutput(OutputBackend):
         self._refused.append(json.dumps(about)[:-1].encode() + b', "document": ' + kept + b"}")
 
     def _keep_refused(self) -> None:
-        """Write refused documents to the dead letters, once all documents are settled."""
         if not self._refused:
             return
         self._dead_letters.add(self._refused)
@@ -366,147 +387,8 @@ class ElasticsearchOutput(OutputBackend):
                 )
         self._refused.clear()
 
-    # -- indices --
-
-    def _prepare(self, schema: Schema, indices: Iterable[str]) -> None:
-        """Ensure that indices for documents of this schema exist, or will be created in the right form."""
-        if self._use_templates and schema.digest not in self._templates:
-            has_template = self._put_template(schema)
-            if len(self._templates) >= MAX_KNOWN:
-                self._templates.clear()
-            self._templates[schema.digest] = has_template
-        for index in indices:
-            if index not in self._ready:
-                if self._naming.data_stream:
-                    self._create_data_stream(index)
-                else:
-                    self._create_index(index, schema)
-                if self._retention is not None:
-                    self._retention.attach([index])
-                if len(self._ready) >= MAX_KNOWN:
-                    self._ready.clear()
-                self._ready[index] = schema
-
-    def _put_template(self, schema: Schema) -> bool:
-        """Create or complete the template of a table; return whether one exists now.
-
-        A template created by others is left unchanged.
-        """
-        index = self._naming.prefix + self._mappings.fit(schema).name
-        path = f"/_index_template/{index}"
-        answer = self._looked_at.pop(index, None) or self._client.ask("GET", path)
-        if answer.status not in (200, 404):
-            return self._without_template(index, answer)
-        there = _own_template(index, answer)
-        if there is None:
-            return True
-        known = dict(there["template"]["mappings"]["properties"]) if there else {}
-        fields, own = self._mappings.fields_of(schema), column_types(schema.name)
-        known.update({name: field for name, field in fields.items() if name in own or name not in known})
-        template: dict[str, Any] = {
-            "index_patterns": [f"{index}-*" if self._naming.date_format else index],
-            "priority": TEMPLATE_PRIORITY,
-            "template": documents.index_form(known),
-            "_meta": {"managed_by": MANAGED_BY, "version": __version__},
-        }
-        if self._naming.data_stream:
-            template["data_stream"] = {}
-        if (
-            all(there.get(part) == template[part] for part in ("index_patterns", "priority", "_meta"))
-            and ("data_stream" in there) == self._naming.data_stream
-            and there["template"]["mappings"]["properties"] == known
-        ):
-            return True
-        answer = self._client.ask("PUT", path, json.dumps(template).encode())
-        return answer.status == 200 or self._without_template(index, answer)
-
-    def _fields_of(self, index: str) -> Mapping[str, Any]:
-        """Return the fields of Colmet's own template for an index, if any; OutputUnavailable if unreadable now."""
-        if not self._use_templates:
-            return {}
-        index = self._naming.prefix + index
-        answer = self._client.ask("GET", f"/_index_template/{index}")
-        if answer.status != 200:
-            _wait_where_busy(answer)
-        self._looked_at[index] = answer
-        there = _own_template(index, answer)
-        return dict(there["template"]["mappings"]["properties"]) if there else {}
-
-    def _without_template(self, index: str, answer: Response) -> bool:
-        """Go on without a refused template, or without any if the server does not permit templates."""
-        _wait_where_busy(answer)
-        if answer.status == 400:
-            self._warn(index, "index template refused, missing indices of its name are created without", answer)
-        else:
-            self._use_templates = False
-            self._templates.clear()
-            log.warning(
-                "index templates cannot be made, missing indices are created without: status=%d %s; give the user the "
-                "right to manage index templates, or give --elastic-no-template",
-                answer.status,
-                ": ".join(answer.error),
-            )
-        return False
-
-    def _warn(self, index: str, phrase: str, answer: Response) -> None:
-        """Warn once of the server's response about an index."""
-        self._warn_once(index, phrase, f"status={answer.status} {': '.join(answer.error)}")
-
-    def _warn_once(self, index: str, phrase: str, more: str) -> None:
-        if len(self._warned) < MAX_KNOWN and (phrase, index) not in self._warned:
-            self._warned.add((phrase, index))
-            log.warning("%s: index=%s %s", phrase, index, more)
-
-    def _create_index(self, index: str, schema: Schema) -> None:
-        answer = self._client.ask("HEAD", f"/{index}")
-        if answer.status == 404:
-            body: dict[str, Any] = {}
-            if not self._templates.get(schema.digest):
-                body = documents.index_form(self._mappings.fields_of(schema))
-            answer = self._client.ask("PUT", f"/{index}", json.dumps(body).encode())
-        self._created(index, answer)
-
-    def _create_data_stream(self, name: str) -> None:
-        answer = self._client.ask("PUT", f"/_data_stream/{name}")
-        # 405: the server lacks data streams, and would create an index with guessed types
-        if answer.status in (400, 405) and answer.error[0] != ALREADY_THERE:
-            raise OutputUnavailable(f"data stream {name} cannot be made: {': '.join(answer.error)}")
-        self._created(name, answer)
-
-    def _created(self, index: str, answer: Response) -> None:
-        """Check that an index exists now; without permission, the responses to documents show it."""
-        if answer.status == 200 or answer.error[0] == ALREADY_THERE:
-            return
-        _wait_where_busy(answer)
-        self._warn(index, "index cannot be looked at or created", answer)
-
-
-def _own_template(index: str, answer: Response) -> Mapping[str, Any] | None:
-    """Return Colmet's template from the response, empty without one, or None for one of others.
-
-    Raises:
-        OutputUnavailable: the template has another form.
-    """
-    if answer.status != 200:
-        return {}
-    try:
-        there = answer.body["index_templates"][0]["index_template"]
-        if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
-            return None
-        dict(there["template"]["mappings"]["properties"])
-        return dict(there)
-    except (LookupError, TypeError, ValueError, AttributeError) as err:
-        raise OutputUnavailable(f"index template {index} is not what was expected: {err!r}") from err
-
-
-def _wait_where_busy(answer: Response) -> None:
-    """Raise OutputUnavailable if a retry may succeed."""
-    if answer.status in (408, 429) or answer.error[0] in WAIT_FOR:
-        raise OutputUnavailable(f"status {answer.status}: {': '.join(answer.error)}")
-
 
 def _chunks(records: Sequence[JournalRecord]) -> Iterator[list[JournalRecord]]:
-    """Yield the records in parts of a few megabytes."""
     chunk: list[JournalRecord] = []
     size = 0
     for record in records:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from colmet.collector.backends.elasticsearch.mappings import OWN
 from colmet.common.database_client import DatabaseClient, Response
 from colmet.common.errors import OutputUnavailable
+from colmet.common.tables import table_names
 from colmet.common.text import document
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ _PARTS = {
     **{"%H": (r"\d\d", 3600), "%d": (r"\d\d", DAY_S), "%j": (r"\d\d\d", DAY_S), "%V": (r"\d\d", 7 * DAY_S)},
     **{"%m": (r"\d\d", 31 * DAY_S), "%Y": (r"\d\d\d\d", 366 * DAY_S), "%G": (r"\d\d\d\d", 366 * DAY_S)},
 }
+OWN = frozenset(name.lower() for name in table_names())  # indices of Colmet's tables
 ISM_POLICY_OF = "index.plugins.index_state_management.policy_id"
 
 
@@ -67,9 +68,6 @@ class Retention:
     """The policy of one collector's indices.
 
     Args:
-        client: of the database.
-        prefix: of the names of all indices.
-        date_format: of the dates behind these names.
         keep_s: rows younger than this are never removed.
 
     Attributes:
@@ -129,7 +127,6 @@ class Retention:
             )
 
     def _install(self) -> None:
-        """Make the policy, or change it."""
         about = self._ask("GET", "/").body.get("version")
         self._is_ism = isinstance(about, Mapping) and about.get("distribution") == "opensearch"
         if self._is_ism:
@@ -141,7 +138,6 @@ class Retention:
         log.info("policy for old rows is set: policy=%s keep=%s", self.policy, _age(self._keep_s))
 
     def _of_tables(self, indices: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the dated ones of some indices, with the table of each."""
         for index in indices:
             match = self._dated.fullmatch(index)
             if match is not None:

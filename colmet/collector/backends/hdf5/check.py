@@ -1,11 +1,17 @@
 """Reading of a file that may be torn or of others: is it whole after a kill or a power cut, and how old is it.
 
-Both functions belong into a process of its own, as the library can crash or hang: see `isolated`.
+The HDF5 library can crash or hang on such a file, so a child process reads it. It receives one task, JSON, on its
+standard input, and answers on its standard output.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import signal
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.checkpoint import Tails, Undo
-from colmet.collector.backends.hdf5.chunk_backup import KeptTails
+from colmet.collector.backends.hdf5.checkpoint import KeptTails, Tails, Undo
 from colmet.collector.backends.hdf5.h5table import REPLACED, Damaged, reading, table_names, temporary
 from colmet.collector.backends.hdf5.libhdf5 import Dataset, NotFlatError, OpenFile
 from colmet.collector.backends.hdf5.library import is_of_system, opened_library
 from colmet.common.errors import OutputUnavailable
+from colmet.common.host.command import python_command, python_environment
+from colmet.common.host.files import write_all
 
 # HDF5 indexes chunks in nodes of up to 64. It splits a full node of growing tables 9 to 1: the latest nodes can be
 # small, and the others have at least half of that.
@@ -29,17 +36,17 @@ _JOB = re.compile(r"job_([0-9]{1,19})", re.ASCII)
 _NOTHING = (0, -1)  # a lost chunk is read as zeros or as missing values
 
 ReportProgress = Callable[[], object]  # called for each table
+ERRORS = {error.__name__: error for error in (Damaged, OutputUnavailable)}
+QUIET_S = 600  # limit for the longest table
+# Other signals come from outside: a service stop, Ctrl-C, a machine out of memory.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
-def check(path: str, expected: int | None, undo: Undo, tails: Tails, report: ReportProgress = bool) -> None:
+def check_file(path: str, expected: int | None, undo: Undo, tails: Tails, report: ReportProgress = bool) -> None:
     """Check that all tables are there and can be read, and that those of a burst have the rows before it.
 
-    Args:
-        path: of the file.
-        expected: number of its tables, without those created by the burst; None if unknown.
-        undo: tables touched by the burst, with their previous row counts; None for tables created by it.
-        tails: checksums of their last chunks.
-        report: progress callback.
+    `expected` is the number of tables, without those created by the burst; None if unknown. `undo` has the row counts
+    before it of the tables that it touched, None for those that it created, and `tails` checksums of their last chunks.
 
     Raises:
         Damaged: the file is torn.
@@ -117,7 +124,7 @@ def _is_torn(rows: Any, job: str) -> bool:
     return bool(wrong.any())
 
 
-def last_row_s(path: str, report: ReportProgress = bool) -> int:
+def read_last_row_s(path: str, report: ReportProgress = bool) -> int:
     """Return the latest time among the last rows of a file, in seconds since 1970; 0 without a row.
 
     The tables of nodes are read first, then those of the latest jobs.
@@ -152,5 +159,52 @@ def _order(group: str) -> tuple[bool, int]:
     return number != 0, -number
 
 
-TASKS: dict[str, Callable[..., Any]] = {task.__name__: task for task in (check, last_row_s)}
-ERRORS = {error.__name__: error for error in (Damaged, OutputUnavailable)}
+TASKS: dict[str, Callable[..., Any]] = {task.__name__: task for task in (check_file, read_last_row_s)}
+
+
+def check(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
+    """Run `check_file` in a child, with the same errors; a crash of the library raises Damaged, too."""
+    _ask(check_file, path, expected, undo, tails)
+
+
+def last_row_s(path: str) -> int:
+    """Run `read_last_row_s` in a child, with the same errors; a crash of the library raises Damaged, too."""
+    return int(_ask(read_last_row_s, path))
+
+
+def _ask(task: Callable[..., Any], path: str, *arguments: Any) -> Any:
+    command, environment = python_command(f"from {__name__} import main; main()"), python_environment()
+    asked = json.dumps([task.__name__, [path, *arguments]]).encode()
+    try:
+        done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, env=environment, check=False)
+    except OSError as err:
+        raise OutputUnavailable(f"cannot start {sys.executable}: {err.strerror}") from err
+    if -done.returncode in CRASHES:
+        raise Damaged(f"{path}: the HDF5 library crashed on it ({signal.Signals(-done.returncode).name})")
+    if -done.returncode == signal.SIGALRM:
+        raise Damaged(f"{path}: reading a table of it comes to no end in {QUIET_S} s")
+    if done.returncode:
+        raise OutputUnavailable(
+            f"{sys.executable}, which was to read {path}, ended too early (status {done.returncode})"
+        )
+    kind, content = json.loads(done.stdout)
+    if kind != "result":
+        raise ERRORS[kind](content)
+    return content
+
+
+def main() -> None:
+    """Run the task on standard input, in the child process."""
+    asked = sys.stdin.buffer.read()
+    if not asked:  # the parent has ended
+        return
+    task, arguments = json.loads(asked)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    try:
+        answer = ["result", TASKS[task](*arguments, report=lambda: signal.alarm(QUIET_S))]
+    except tuple(ERRORS.values()) as err:
+        answer = [type(err).__name__, str(err)]
+    except Exception as err:  # noqa: BLE001 - the parent reports it
+        answer = ["OutputUnavailable", f"{type(err).__name__}: {err}"]
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended meanwhile
+        write_all(sys.stdout.fileno(), json.dumps(answer).encode())

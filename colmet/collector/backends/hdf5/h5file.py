@@ -7,18 +7,18 @@ file is complete on disk: other programs can open it, and a kill harms nothing.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import re
+import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from colmet.collector.backends.hdf5.check import has_tail
-from colmet.collector.backends.hdf5.checkpoint import Tails, Undo
-from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, remove_tails
-from colmet.collector.backends.hdf5.file_lock import lock
+from colmet.collector.backends.hdf5.checkpoint import KeptTails, Tails, TailWriter, Undo, remove_tails
 from colmet.collector.backends.hdf5.h5table import (
     REBUILT,
     REPLACED,
@@ -39,14 +39,58 @@ from colmet.collector.backends.hdf5.library import (
     opened_library,
     tables,
 )
-from colmet.collector.backends.hdf5.space import SPARE_BYTES, promise
 from colmet.collector.columns import RowsByJob, involved_jobs
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
 from colmet.common.host.files import reason_with_remedy, sync_directory
 
 log = logging.getLogger(__name__)
 
+# HDF5 does not survive a full disk: if it cannot write its own structures, the file becomes unreadable. So space is
+# reserved in the file system first: for rows, for the headers of new tables, and this for the rest.
+SPARE_BYTES = 256 << 10
 _BUSY = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
+
+
+def lock(path: str) -> int:
+    """Lock a file against other writers, which would damage it; return its descriptor: closing it ends the lock.
+
+    It is an open file description lock. HDF5 uses another kind, so readers with default settings are not blocked.
+    Closing other descriptors of this process does not release it.
+
+    Raises:
+        ConfigError: another process has locked the file.
+        OSError: the file cannot be opened for writing.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # struct flock: type, whence, start, length (0: to the end), pid
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except (BlockingIOError, PermissionError) as err:
+        os.close(descriptor)
+        raise ConfigError(
+            f"{path}: another process writes to it; stop the other colmet-collector or change --hdf5-filepath"
+        ) from err
+    except OSError as err:  # a file system without such locks
+        log.info("file cannot be locked: path=%s cause=%s", path, err.strerror)
+    return descriptor
+
+
+def promise(descriptor: int, start: int, size: int) -> None:
+    """Reserve space in the file system for `size` bytes of a file from `start` on.
+
+    Raises:
+        OSError: the disk has less space; the file is unchanged.
+    """
+    length = os.fstat(descriptor).st_size
+    try:
+        os.posix_fallocate(descriptor, start, size)
+    except OSError as err:
+        os.ftruncate(descriptor, length)  # some file systems keep a partial reservation
+        if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        disk = os.fstatvfs(descriptor)  # fallback: free space is checked, but not reserved
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from err
 
 
 def _blocks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -67,10 +111,6 @@ def _blocks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 class Hdf5File:
     """HDF5 file being written.
-
-    Args:
-        path: absolute.
-        filters: PyTables' filters for new tables.
 
     Attributes:
         created: whether `open` created it.
@@ -113,7 +153,7 @@ class Hdf5File:
         return os.fstat(self._lock).st_ino
 
     def lock(self) -> None:
-        """Lock the file against other writers, with the errors of `file_lock.lock`."""
+        """Lock the file against other writers, with the errors of `lock`."""
         if self._lock < 0:
             self._lock = lock(self.path)
 
@@ -158,7 +198,6 @@ class Hdf5File:
             self._tables.count = 0
 
     def _create(self) -> None:
-        """Create the file under a temporary name, and rename it once complete."""
         new = f"{self.path}.new"
         try:
             with open(new, "wb") as file:
@@ -176,8 +215,7 @@ class Hdf5File:
     def close(self, keep_tails: bool = False) -> bool:
         """Complete the file on disk and close it; return whether both succeeded.
 
-        Args:
-            keep_tails: whether a later rollback needs the backup of the last chunks.
+        A later rollback needs the backup of the last chunks, which `keep_tails` keeps.
         """
         clean = True
         file, self._file = self._file, None
@@ -302,7 +340,6 @@ class Hdf5File:
         self._write_out()
 
     def _mend(self, table: Any, last: int, rows: int, tail: bytes | None) -> None:
-        """Restore the last chunk of a table from the backup."""
         if tail is None:
             raise Damaged(f"{self.path}: the last rows of {table._v_pathname} are others than those written")
         table.truncate(last)

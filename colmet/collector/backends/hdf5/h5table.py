@@ -1,4 +1,4 @@
-"""Tables of a file: their names, their last chunk, and copies of them with other columns."""
+"""Tables of a file: their names, their last chunk, copies of them with other columns, and templates of new ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.libhdf5 import ForeignDataError
-from colmet.collector.backends.hdf5.library import BACKEND_VERSION, cause, is_of_system, tables
-from colmet.collector.backends.hdf5.space import chunk_bytes
+from colmet.collector.backends.hdf5.libhdf5 import Dataset, ForeignDataError, LibraryFile, chunk_bytes
+from colmet.collector.backends.hdf5.library import (
+    BACKEND_VERSION,
+    cause,
+    close_library,
+    is_of_system,
+    open_library,
+    tables,
+)
 from colmet.collector.columns import missing
 from colmet.common.errors import ColmetError, OutputUnavailable
 
@@ -23,6 +29,8 @@ CHUNK_BYTES = 64 << 10
 # Larger chunks are read and written faster. A compressed chunk needs only the bytes of its rows.
 FIRST_ROWS_TIMES = 4
 MIN_CHUNK_BYTES = 4 << 10
+MAX_TEMPLATES = 256  # the columns of undeclared tables are their sender's choice
+_GROUP = "group"
 
 
 class Damaged(ColmetError):
@@ -60,17 +68,7 @@ def chunk_rows(filters: Any, row_bytes: int, rows: int) -> int:
 def create_table(
     file: Any, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any, chunk: int | None = None
 ) -> Any:
-    """Create a table in the group of a job, and the group if it does not exist.
-
-    Args:
-        file: an open one.
-        group: path of the group.
-        name: of the table.
-        columns: PyTables' descriptions by name.
-        title: of the table.
-        filters: PyTables' filters.
-        chunk: rows of a chunk; None for those of a long table.
-    """
+    """Create a table in the group of a job, and the group if it does not exist."""
     chunk = chunk or max(1, CHUNK_BYTES // sum([c.itemsize for c in columns.values()]))
     table = file.create_table(group, name, columns, title, filters, chunkshape=chunk, createparents=True)
     table.attrs.backend_version = BACKEND_VERSION
@@ -89,12 +87,7 @@ def group_path(job: int) -> str:
 
 
 def table_names(file: Any, order: Callable[[str], Any] | None = None) -> Iterator[str]:
-    """Yield the paths of all tables of jobs except temporary ones, opening the groups but no table.
-
-    Args:
-        file: an open one.
-        order: sorts the groups, by their names.
-    """
+    """Yield the paths of all tables of jobs except temporary ones, opening the groups but no table."""
     groups = list(file.root._v_children)
     for job in groups if order is None else sorted(groups, key=order):
         if job.startswith("job_") and job in file.root._v_groups:
@@ -127,3 +120,55 @@ def converted(rows: Any, dtype: np.dtype[Any]) -> Any:
     for name in dtype.names or ():
         copied[name] = rows[name] if name in rows.dtype.names else missing(dtype[name])
     return copied
+
+
+class Templates:
+    """A file in memory with an empty group and empty tables."""
+
+    def __init__(self, filters: Any) -> None:
+        self._filters = filters
+        self._file: Any = None
+        self._names: dict[tuple[bytes, int, int], bytes] = {}  # by key, length of the title, and rows of a chunk
+        self._row_bytes: dict[bytes, int] = {}
+
+    def add_group(self, target: LibraryFile, path: str) -> None:
+        """Make the group of a job."""
+        self._open()
+        target.copy(self._file.root._v_objectid, _GROUP.encode(), path.encode())
+
+    def add_table(
+        self, target: LibraryFile, path: str, title: str, key: bytes, columns: Mapping[str, Any], rows: int
+    ) -> Dataset:
+        """Make a table in an existing group, which gets this many rows at first, and return it.
+
+        `columns` are numpy types by name; `key` is the same for the same columns.
+        """
+        text = title.encode()
+        if key not in self._row_bytes:
+            self._row_bytes[key] = sum([np.dtype(dtype).itemsize for dtype in columns.values()])
+        chunk = chunk_rows(self._filters, self._row_bytes[key], rows)
+        name = self._names.get((key, len(text), chunk))
+        if name is None:
+            if len(self._names) >= MAX_TEMPLATES:
+                self.close()
+            self._open()
+            leaf = f"table_{len(self._names)}"
+            described = {n: column(np.dtype(dtype), i) for i, (n, dtype) in enumerate(columns.items())}
+            create_table(self._file, "/", leaf, described, "x" * len(text), self._filters, chunk)._f_close()
+            self._file.flush()
+            name = self._names[key, len(text), chunk] = leaf.encode()
+        return target.add(self._file.root._v_objectid, name, path.encode(), text, (key, chunk))
+
+    def _open(self) -> None:
+        if self._file is None:
+            name = f"templates-{id(self)}"  # of no file: PyTables opens a name once
+            self._file = open_library(name, "w", driver="H5FD_CORE", driver_core_backing_store=0)
+            self._file.create_group("/", _GROUP)._f_close()
+
+    def close(self) -> None:
+        """Forget all templates."""
+        file, self._file = self._file, None
+        self._names.clear()
+        self._row_bytes.clear()
+        if file is not None:
+            close_library(file)

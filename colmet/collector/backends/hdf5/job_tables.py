@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from colmet.collector.backends.hdf5.checkpoint import Undo
 from colmet.collector.backends.hdf5.h5table import (
     REBUILT,
     REPLACED,
+    Templates,
     column,
     copy_rows,
     create_table,
@@ -25,8 +26,6 @@ from colmet.collector.backends.hdf5.h5table import (
 )
 from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile, NotFlatError
 from colmet.collector.backends.hdf5.library import opened_library
-from colmet.collector.backends.hdf5.space import header_bytes
-from colmet.collector.backends.hdf5.templates import Templates
 from colmet.collector.columns import RowLayout, RowsByJob, columns_of, declared_columns, file_columns, grown, names_for
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
@@ -50,13 +49,15 @@ class Piece(NamedTuple):
     last: int
 
 
+def header_bytes(columns: int, row_bytes: int) -> int:
+    """Return the maximum size of a table's description in the file, in bytes; measured, then doubled."""
+    return 4096 + 512 * columns + 3 * row_bytes
+
+
 class JobTables:
     """Tables of jobs in a file that is open for writing.
 
     Args:
-        path: of the file.
-        library: the open file.
-        filters: PyTables' filters for new tables.
         reserve: reserves space in the file system for this many more bytes of the file.
         sync: writes all of the file to disk.
 
@@ -80,7 +81,7 @@ class JobTables:
         self._known: OrderedDict[tuple[int, str], Dataset | None] = OrderedDict()  # last used last; None: not ours
         self._layout = lru_cache(MAX_LAYOUTS)(lambda schema, form: RowLayout(schema, form.dtype))
         self._columns = lru_cache(MAX_LAYOUTS)(lambda schema: grown({}, file_columns(schema)))
-        self._rebuilds: dict[str, int] = {}
+        self._rebuilds: Counter[tuple[int, str]] = Counter()
         self._warned: set[tuple[str, str]] = set()
         self.count: int | None = None
         self.left_out = [0, 0]
@@ -175,7 +176,6 @@ class JobTables:
             self._known.popitem(last=False)
 
     def _look_up(self, job: int, name: str) -> Dataset:
-        """Return the table that the file has; NotFlatError if it is another thing."""
         self._forget_forms()
         table = self._library.find(f"{group_path(job)}/{name}".encode())
         self._know((job, name), table)
@@ -217,17 +217,16 @@ class JobTables:
         if (
             layout.lacking
             and (is_last or not layout.conflicting)
-            and (any(column in own for column in layout.lacking) or self._may_rebuild(job, name))
+            and (any(column in own for column in layout.lacking) or self._count_rebuild(job, name) <= MAX_REBUILDS)
         ):
             table = self._widen(job, name, schema)
         table.digest = schema.digest
         return table
 
-    def _may_rebuild(self, job: int, name: str) -> bool:
-        """Count a rebuild of a table and return whether it is allowed: each one copies all rows."""
-        path = f"{group_path(job)}/{name}"
-        self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
-        return self._rebuilds[path] <= MAX_REBUILDS
+    def _count_rebuild(self, job: int, name: str) -> int:
+        """Count a rebuild of a table: each one copies all rows."""
+        self._rebuilds[job, name] += 1
+        return self._rebuilds[job, name]
 
     def _new_table(self, job: int, name: str, schema: Schema, rows: int) -> Dataset:
         """Make a table that gets this many rows at first, and for whose header space is reserved."""
@@ -242,7 +241,6 @@ class JobTables:
         return table
 
     def _add_headers(self, columns: Mapping[str, Any], count: int) -> None:
-        """Reserve space for the descriptions of more tables."""
         self.header_bytes += count * header_bytes(len(columns), sum([np.dtype(d).itemsize for d in columns.values()]))
         self._reserve(0)
 
@@ -281,7 +279,6 @@ class JobTables:
     # -- warnings --
 
     def _warn_of_misfits(self, table: str, layout: RowLayout, name: str, last: str) -> None:
-        """Warn once of values without a column."""
         if not layout.fits and name != last:
             if self._is_news(table, last):
                 log.warning(

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from colmet.collector.backends.hdf5 import calls as h5
 from colmet.collector.backends.hdf5.library import CHUNK_CACHE_BYTES, tables
-from colmet.collector.backends.hdf5.space import chunk_bytes
 
 NROWS = b"NROWS"
 
@@ -24,6 +23,7 @@ NROWS = b"NROWS"
 METADATA_CACHE_BYTES = 2 << 20
 # Of all forms of a file, 0.9 kB each; the columns of undeclared tables are their sender's choice.
 MAX_COLUMNS = 1 << 14
+NODE_BYTES = 4096  # of the index of a table's chunks; a new chunk may need another node
 
 
 class NotFlatError(Exception):
@@ -43,12 +43,19 @@ def _check_storage(properties: int, path: bytes) -> None:
         raise ForeignDataError(os.fsdecode(path), "has its rows in other files")
 
 
+def chunk_bytes(rows: int, count: int, chunk_rows: int, row_bytes: int, is_filtered: bool) -> int:
+    """Return the maximum growth of a file, in bytes, for `count` more rows of a table with `rows` rows."""
+    full = rows // chunk_rows if is_filtered else -(-rows // chunk_rows)
+    chunks = -(-(rows + count) // chunk_rows) - full
+    # a checksum adds 4 bytes; some libraries enlarge incompressible data
+    more = chunk_rows * row_bytes // 64 + 64 if is_filtered else 0
+    return chunks * (chunk_rows * row_bytes + more) + NODE_BYTES
+
+
 class TableForm:
     """What tables of the same columns have in common.
 
     Args:
-        row: the library's type of a row in the file.
-        chunk_rows: rows in a chunk.
         is_filtered: whether chunks are compressed or have checksums.
 
     Attributes:
@@ -106,10 +113,7 @@ class Dataset:
     """A table of an open file. Each call opens it: an open one needs 0.1 MB.
 
     Args:
-        file: the library's identifier of the file.
         place: of the table in the file; to find it by its path would read four more structures.
-        form: of its rows.
-        rows: their number.
         has_count: whether the attribute NROWS has them, too.
 
     Attributes:
@@ -203,9 +207,6 @@ def _has_count(table: int) -> bool:
 
 class OpenFile:
     """A file that is open.
-
-    Args:
-        identifier: the library's.
 
     Raises:
         HDF5ExtError: of PyTables, by all methods, with the library's error stack.
@@ -307,9 +308,6 @@ class OpenFile:
 class LibraryFile(OpenFile):
     """A file open for writing.
 
-    Args:
-        path: of an HDF5 file.
-
     Raises:
         HDF5ExtError: of PyTables, by this and all methods, with the library's error stack.
     """
@@ -356,12 +354,7 @@ class LibraryFile(OpenFile):
     def add(self, source: int, name: bytes, path: bytes, title: bytes, key: Hashable) -> Dataset:
         """Copy an empty table from a group of any file to a free path of this one, with a title of the same length.
 
-        Args:
-            source: the group.
-            name: of the table there.
-            path: of the copy.
-            title: of the copy; one of another type stays.
-            key: the same for tables of the same form.
+        A title of another type stays. `key` is the same for tables of the same form.
         """
         self.copy(source, name, path)
         place, text = self._link(path).target.place, np.array(title)

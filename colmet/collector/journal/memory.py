@@ -1,11 +1,15 @@
-"""The latest records of the journal, decoded and in memory: outputs that keep up read no file."""
+"""What the journal has in memory: the latest records, decoded, and the shares of senders."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from colmet.collector.backend import JournalRecord
+from colmet.common.daemon.pacing import Shares
+
+PIECES = 32  # resolution of the release of waiting bytes: a 32nd of the journal each
 
 
 class RecentRecords:
@@ -13,11 +17,7 @@ class RecentRecords:
 
     A position is the number of a record in the whole journal. Not thread-safe: the journal's lock protects it.
 
-    Args:
-        first: position of the first record to come.
-
     Attributes:
-        first: position of the oldest record in memory.
         records: the records from `first` on.
     """
 
@@ -69,3 +69,42 @@ class RecentRecords:
             self._bytes_before, self._rows_before = self._bytes[count - 1], self._rows[count - 1]
             del self.records[:count], self._bytes[:count], self._rows[:count]
             self.first += count
+
+
+class SenderShares:
+    """Counts of bytes, by sender, of records not written by some output: `size` bytes may wait. For one thread."""
+
+    def __init__(self, size: int) -> None:
+        self._shares = Shares(size)
+        self._pieces: deque[tuple[int, Counter[str]]] = deque()  # number after the last record of each, bytes
+        self._piece: Counter[str] = Counter()
+        self._piece_bytes = 0
+
+    def limit(self, size: int) -> None:
+        """Set the limit of waiting bytes."""
+        self._shares.size = size
+
+    def admits(self, sender: str, size: int) -> bool:
+        """Return whether a sender may add this many waiting bytes; "" is any sender."""
+        return not self._shares.exceeds(sender, size)
+
+    def add(self, sender: str, size: int, after: int) -> None:
+        """Count the bytes of a record of a sender; `after` is the number after the record."""
+        self._shares.hold(sender, size)
+        self._piece[sender] += size
+        self._piece_bytes += size
+        if self._piece_bytes >= self._shares.size // PIECES:
+            self._pieces.append((after, self._piece))
+            self._piece, self._piece_bytes = Counter(), 0
+
+    def passed(self, number: int, end: int) -> None:
+        """Release the bytes of records before `number`, written or dropped; `end` is the number after the last one."""
+        while self._pieces and self._pieces[0][0] <= number:
+            self._release(self._pieces.popleft()[1])
+        if self._piece and not self._pieces and number >= end:
+            self._release(self._piece)
+            self._piece, self._piece_bytes = Counter(), 0
+
+    def _release(self, piece: Counter[str]) -> None:
+        for sender, size in piece.items():
+            self._shares.hold(sender, -size)
