@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from colmet import __version__
-from colmet.commands.programs import COMMANDS, PROGRAMS, ProgramEntry
+from colmet.commands.completion import COMMANDS, PROGRAMS, ProgramEntry
 from colmet.common.config.cli import Parser, form_of, name_of
 from colmet.node.kernel.perfevents import NAMES_06
 

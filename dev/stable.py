@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from colmet.commands.programs import COMMANDS, PROGRAMS
+from colmet.commands.completion import COMMANDS, PROGRAMS
 from colmet.common.tables import schemas
 from colmet.web.access import Access
 from colmet.web.interface import described

@@ -20,22 +20,7 @@ from datetime import date, datetime, timezone
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.host.files import NOT_GIVEN, write_whole
-from colmet.web.credentials import (
-    MAX_SECRET,
-    Credential,
-    Password,
-    Secret,
-    Token,
-    check_group,
-    check_label,
-    check_name,
-    make_password,
-    make_token,
-    parse_line,
-    read_lines,
-    read_users,
-    token_digest,
-)
+from colmet.web import credentials
 
 GROUP = "colmet"  # of the collector and of colmet-web, to read the file
 ALLOWED = {
@@ -91,10 +76,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.name:
         raise ConfigError(f"give a name: colmet access {options.file} {options.action} NAME")
     try:
-        check_name(options.name)
+        credentials.check_name(options.name)
         if options.token:
-            check_label(options.token)
-        groups = None if options.group is None else frozenset(map(check_group, options.group))
+            credentials.check_label(options.token)
+        groups = None if options.group is None else frozenset(map(credentials.check_group, options.group))
         until = None if options.until is None else date.fromisoformat(options.until)
     except ValueError as err:
         raise ConfigError(str(err)) from err
@@ -108,12 +93,14 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.name}: {what} removed", file=sys.stderr)
         return 0
     if options.token is not None:
-        token = make_token()
-        add(options.file, options.name, Token(token_digest(token), options.token, until), groups)
+        token = credentials.make_token()
+        add(
+            options.file, options.name, credentials.Token(credentials.token_digest(token), options.token, until), groups
+        )
         print(token)  # alone on standard output, for scripts
         return 0
     try:
-        secret = make_password(_password(options.password_stdin))
+        secret = credentials.make_password(_password(options.password_stdin))
     except ValueError as err:
         raise ConfigError(str(err)) from err
     was_there = add(options.file, options.name, secret, groups)
@@ -122,47 +109,36 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse arguments without effect."""
     what = options.action
     if what == "add":
         what += " without --token" if options.token is None else " with --token"
-    given = {
-        "NAME": options.name,
-        "--group": options.group,
-        "--token": options.token,
-        "--until": options.until,
-        "--password-stdin": options.password_stdin or None,
-    }
-    for argument, value in given.items():
-        if value is not None and argument not in ALLOWED[what]:
+    for argument in ("NAME", "--group", "--token", "--until", "--password-stdin"):
+        value = getattr(options, argument.lstrip("-").replace("-", "_").lower())
+        if value not in (None, False) and argument not in ALLOWED[what]:
             raise ConfigError(f"{what} has no {argument}")
 
 
-def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = None) -> bool:
-    """Write a password or a token into the file; return whether a former password was replaced.
-
-    Without `groups`, those of a former password stay.
-
-    Raises:
-        ConfigError: the file cannot be used, or has a token of this name and label.
-    """
+def add(path: str, name: str, secret: credentials.Secret, groups: frozenset[str] | None = None) -> bool:
+    """Write a password, with the groups of the former one by default, or a token; return whether one was replaced."""
     with _locked(path):
         texts, before = _texts(path)
-        was_there = False
-        found = groups or frozenset()
-        kept = []
+        was_there, found, kept = False, groups or frozenset(), []
         for text in texts:
-            line = parse_line(text)
+            line = credentials.parse_line(text)
             if line is not None and line.name == name:
-                if isinstance(line.secret, Password) and isinstance(secret, Password):
+                if isinstance(line.secret, credentials.Password) and isinstance(secret, credentials.Password):
                     was_there = True
                     found = line.groups if groups is None else groups
                     continue
-                if isinstance(line.secret, Token) and isinstance(secret, Token) and line.secret.label == secret.label:
+                if (
+                    isinstance(line.secret, credentials.Token)
+                    and isinstance(secret, credentials.Token)
+                    and line.secret.label == secret.label
+                ):
                     which = f"a token {secret.label}" if secret.label else "a token without a label"
                     raise ConfigError(f"{path}: {name} has {which}; give another label, or remove that one first")
             kept.append(text)
-        _write(path, [*kept, Credential(name, secret, found).text()], before)
+        _write(path, [*kept, credentials.Credential(name, secret, found).text()], before)
     return was_there
 
 
@@ -172,7 +148,11 @@ def remove(path: str, name: str, label: str | None = None) -> int:
         texts, before = _texts(path)
         if before is None:
             raise ConfigError(f"{path} is not there")
-        kept = [text for text in texts if not _is_meant(parse_line(text), name, label)]
+        kept = [
+            text
+            for text, line in zip(texts, map(credentials.parse_line, texts))
+            if line is None or line.name != name or (label is not None and getattr(line.secret, "label", None) != label)
+        ]
         if len(kept) < len(texts):
             _write(path, kept, before)
     return len(texts) - len(kept)
@@ -180,28 +160,22 @@ def remove(path: str, name: str, label: str | None = None) -> int:
 
 def listed(path: str) -> Sequence[str]:
     """Return a line for each password and token: its user, kind and groups."""
-    users, _ = read_users(path)
+    users, _ = credentials.read_users(path)
     lines = [*users.passwords.values(), *users.tokens.values()]
     width = max([len(line.name) for line in lines], default=0)
     texts = []
     for line in sorted(lines, key=lambda line: (line.name, line.secret.text())):
         what = "password"
-        if isinstance(line.secret, Token):
+        if isinstance(line.secret, credentials.Token):
             until = f" until {line.secret.until.isoformat()}" if line.secret.until is not None else ""
             what = f"token {line.secret.label or '-'}{until}"
         texts.append(f"{line.name:{width}}  {what}  {','.join(sorted(line.groups))}".rstrip())
     return texts
 
 
-def _is_meant(line: Credential | None, name: str, label: str | None) -> bool:
-    if line is None or line.name != name:
-        return False
-    return label is None or (isinstance(line.secret, Token) and line.secret.label == label)
-
-
 def _password(from_stdin: bool) -> str:
     if from_stdin:
-        return sys.stdin.readline(MAX_SECRET + 2).removesuffix("\n")
+        return sys.stdin.readline(credentials.MAX_SECRET + 2).removesuffix("\n")
     try:
         first = getpass.getpass("Password: ")
         again = getpass.getpass("Again: ")
@@ -217,26 +191,24 @@ def _locked(path: str) -> Iterator[None]:
     """Allow one change at a time: lock a file beside it, as the file itself is replaced."""
     folder, name = os.path.split(os.path.abspath(path))
     lock = os.path.join(folder, f".{name}.lock")
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as err:
-        raise ConfigError(f"{lock}: {err.strerror}") from err
-    try:
+    with contextlib.ExitStack() as stack:
         try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
             raise ConfigError(f"{path}: another `colmet access` changes it, and holds {lock}; try again") from err
+        except OSError as err:
+            raise ConfigError(f"{lock}: {err.strerror}") from err
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _texts(path: str) -> tuple[list[str], os.stat_result | None]:
     """Return the lines of a valid file, and its status; the head alone, and None, if it is missing."""
     if not os.path.lexists(path):
         return [HEAD.rstrip("\n")], None
-    read_users(path)  # a file with an error has to be corrected first
-    texts, found = read_lines(path)
+    credentials.read_users(path)  # a file with an error has to be corrected first
+    texts, found = credentials.read_lines(path)
     texts = list(texts)
     while texts and not texts[-1].strip():
         texts.pop()

@@ -1,25 +1,29 @@
-"""The job archive of a command: from its options, or from the collector's configuration."""
+"""The job archive of a command: from its options, the collector's configuration, or an interface; and tables of it."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
 import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from colmet.commands import remote
-from colmet.commands.remote_archive import RemoteArchive
-from colmet.commands.top.view import clean
+from colmet.commands.remote import InterfaceClient, InterfaceError
+from colmet.commands.top_view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import some_of
+from colmet.jobs.archive import queries
+from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, has_database, is_shared, path_of
-from colmet.jobs.archive.queries import JobArchive, JobFilter
 from colmet.jobs.archive.store import ArchiveError
+from colmet.jobs.columns import INTEGER, REAL
 from colmet.stored.sources import add_config, configured
 
 _OTHERS = "--archive PATH, --url URL"
@@ -58,29 +62,15 @@ def add_filter(parser: cli.Options, names: Sequence[str] = CONDITIONS) -> None:
         parser.add_argument("--array", metavar="ID", default="", help="jobs of this array")
 
 
-def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
+def filter_of(options: argparse.Namespace, users: list[str]) -> queries.JobFilter:
     """Return the conditions of the options, of those that the command has."""
-    given = vars(options)
-    return JobFilter(
-        users=users,
-        projects=given.get("project", []),
-        queues=given.get("queue", []),
-        states=given.get("state", []),
-        hosts=given.get("host", []),
-        array=given.get("array", ""),
-        name=given.get("name", ""),
-        since=options.since,
-        until=options.until,
-    )
+    fields = {"project": "projects", "queue": "queues", "state": "states", "host": "hosts"}
+    given = {fields.get(name, name): value for name, value in vars(options).items() if name in CONDITIONS}
+    return queries.JobFilter(users=users, since=options.since, until=options.until, **given)
 
 
-def open_archive(options: argparse.Namespace) -> JobArchive:
-    """Open the archive of the options: with --url that of a collector's JSON interface.
-
-    Raises:
-        ConfigError: no archive is named.
-        ArchiveError: it cannot be read.
-    """
+def open_archive(options: argparse.Namespace) -> queries.JobArchive:
+    """Open the archive of the options: with --url that of a collector's JSON interface."""
     client = remote.client_of(options)
     if client is not None:
         if options.archive:
@@ -92,7 +82,7 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
         is_only_there = has_database(collector) and collector.archive is None and not path_of(collector)
         if is_only_there or is_shared(collector):
             return ElasticArchive.from_options(collector)
-        path = _path_of(collector, options.config, _OTHERS)
+        path = archive_path(collector, options.config)
     if not os.path.exists(path):
         raise ArchiveError(
             f"{path}: there is no such archive, or you may not see it; does colmet-collector write one here? Else {ASK}"
@@ -102,25 +92,12 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
     return LocalArchive(path)
 
 
-def configured_archive(config: str, other: str = _OTHERS) -> str:
-    """Return the path of the archive of this machine's collector; ConfigError without one, which suggests `other`."""
-    return _path_of(configured(config, other), config, other)
-
-
-def _path_of(collector: argparse.Namespace, config: str, other: str) -> str:
+def archive_path(collector: argparse.Namespace, config: str, other: str = _OTHERS) -> str:
+    """Return the path of a collector's archive; ConfigError without one, which suggests `other`."""
     path = path_of(collector)
     if not path:
         raise ConfigError(f"{config} names no job archive: give {other}")
     return path
-
-
-def own_name() -> str:
-    """Return the name of the user who runs the command; its number without a name."""
-    number = os.geteuid()
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 class Scope(NamedTuple):
@@ -130,27 +107,24 @@ class Scope(NamedTuple):
     note: str  # that these are not all; else empty
 
 
-def scope_of(options: argparse.Namespace, archive: JobArchive) -> Scope:
-    """Return the users of --user, else root's choice of all, else oneself; at an interface, those that it shows.
-
-    Raises:
-        ConfigError: --all-users where the interface shows own jobs only.
-    """
-    visitor = archive.visitor() if isinstance(archive, RemoteArchive) else None
-    if visitor is not None and visitor.user is not None and not visitor.is_admin:
-        if options.project and visitor.projects.issuperset(options.project):
+def scope_of(options: argparse.Namespace, archive: queries.JobArchive) -> Scope:
+    """Return the users of --user, else root's choice of all, else oneself; at an interface, those that it shows."""
+    visitor, projects = archive.visitor() if isinstance(archive, RemoteArchive) else ("", frozenset())
+    if visitor:
+        if options.project and projects.issuperset(options.project):
             return Scope(list(options.user), "")
-        led = f", and leads {some_of(sorted(visitor.projects), 5)}: --project" if visitor.projects else ""
+        led = f", and leads {some_of(sorted(projects), 5)}: --project" if projects else ""
         if options.all_users:
-            raise ConfigError(f"--all-users: {clean(visitor.user)} sees the own jobs only at {options.url}{clean(led)}")
-        return Scope(list(options.user), f"jobs of {clean(visitor.user)} only")
+            raise ConfigError(f"--all-users: {clean(visitor)} sees the own jobs only at {options.url}{clean(led)}")
+        return Scope(list(options.user), f"jobs of {clean(visitor)} only")
     if options.user:
         return Scope(list(options.user), "")
     if options.all_users or os.geteuid() == 0:
         return Scope([], "")
-    name = own_name()
-    # nodes that do not know the name report the number
-    return Scope(list(dict.fromkeys((name, str(os.geteuid())))), f"jobs of {name} only; --all-users has all")
+    names = [str(os.geteuid())]  # reported by nodes that do not know the name
+    with contextlib.suppress(KeyError):
+        names.insert(0, pwd.getpwuid(os.geteuid()).pw_name)
+    return Scope(names, f"jobs of {names[0]} only; --all-users has all")
 
 
 def print_note(note: str, is_table: bool) -> None:
@@ -167,11 +141,14 @@ def add_users(parser: cli.Options) -> None:
     parser.add_argument("-a", "--all-users", action="store_true", help="jobs of all users; the default of root")
 
 
-def csv_cell(value: object) -> object:
-    """Return a value for a cell of CSV: no program that opens it reads a text as a formula."""
-    if value is None:
-        return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Print columns as CSV; no program that opens it reads a text as a formula."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        cells = ["" if row[name] is None else row[name] for name in names]
+        is_formula = [isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in cells]
+        writer.writerow([f"'{cell}" if quoted else cell for cell, quoted in zip(cells, is_formula)])
 
 
 def bar(share: float | None, length: int) -> str:
@@ -207,11 +184,7 @@ def print_table(
 ) -> None:
     """Print a table, in colours on a terminal without NO_COLOR, and a line that names the dropped columns.
 
-    Args:
-        columns: with equal numbers of cells.
-        width: of the terminal; None drops no column.
-        styles: of rich, for each row; empty for none.
-        rest: how to get the dropped columns.
+    A `width` of None drops no column; `styles` are of rich, for each row; `rest` says how to get the dropped columns.
     """
     from rich.console import Console
     from rich.table import Table
@@ -235,3 +208,110 @@ def print_table(
     dropped = [one.heading for n, one in enumerate(columns) if n not in shown]
     if dropped and width is not None:
         print(textwrap.fill(f"No room for: {', '.join(dropped)} ({rest})", width, break_on_hyphens=False))
+
+
+PAGE = 1000  # rows of an answer
+_KINDS: Mapping[str, tuple[type, ...]] = {INTEGER: (int,), REAL: (int, float)}
+
+
+class RemoteArchive(queries.JobArchive):
+    """The jobs that the user of a client may see."""
+
+    def __init__(self, client: InterfaceClient) -> None:
+        self._client = client
+
+    def jobs(
+        self,
+        where: queries.JobFilter,
+        columns: Sequence[str] = tuple(LISTED),
+        sort: str = "start",
+        descending: bool = True,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> queries.JobPage:
+        """Return a page of jobs; see `JobArchive.jobs`."""
+        queries.check_page(columns, sort, offset, limit)
+        asked = {**parameters_of(where), "columns": ",".join(columns), "sort": sort, "ascending": not descending}
+        rows: list[queries.Row] = []
+        while True:
+            most = max(1, min(PAGE, limit - len(rows)))
+            found = self._client.get("archive/jobs", {**asked, "offset": offset + len(rows), "limit": most})
+            with self._client.checking_form():
+                total, items = int(found["total"]), [_row(item, columns) for item in found["items"][:most]]
+            rows += items
+            if len(items) < most or len(rows) >= limit:
+                return queries.JobPage(total, rows[:limit])
+
+    def job(self, job: int, start: int | None = None) -> queries.ArchivedJob | None:
+        """Return a job with its hosts; see `JobArchive.job`. The advice is a list, and curves are missing."""
+        try:
+            found = self._client.get(f"archive/jobs/{job}", {"start": start})
+        except InterfaceError as err:
+            if err.status == 404:
+                return None
+            raise
+        with self._client.checking_form():
+            summary = {**_row(found["job"], tuple(ANSWERS)), "advice": found["advice"]}
+            return queries.ArchivedJob(summary, [dict(one) for one in found["hosts"]], list(map(int, found["starts"])))
+
+    def usage(self, where: queries.JobFilter, by: Sequence[str]) -> list[queries.UsageGroup]:
+        """Return sums by groups; see `JobArchive.usage`."""
+        queries.check_groups(by)
+        found = self._client.get("usage", {**parameters_of(where), "by": ",".join(by)})
+        with self._client.checking_form():
+            return [
+                queries.UsageGroup(
+                    tuple(map(str, one["keys"])),
+                    int(one["jobs"]),
+                    {name: None if (value := one["sums"].get(name)) is None else float(value) for name in queries.SUMS},
+                )
+                for one in found["groups"]
+            ]
+
+    def visitor(self) -> tuple[str, frozenset[str]]:
+        """Return the user, and the projects that the user leads; no user for one who sees all."""
+        found = self._client.get("whoami")
+        user, is_admin, projects = found.get("user"), found.get("admin"), found.get("projects", [])
+        with self._client.checking_form():
+            if not isinstance(user, (str, type(None))) or not isinstance(is_admin, bool):
+                raise TypeError
+            return ("" if is_admin else user or ""), frozenset(map(str, projects))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def parameters_of(where: queries.JobFilter) -> dict[str, object]:
+    """Return the conditions as parameters of a request."""
+    where.check()
+    for some in (where.users, where.projects, where.queues, where.hosts):
+        if any("," in one for one in some):
+            raise queries.QueryError("a name with a comma cannot be asked for at the interface")
+    asked: dict[str, object] = {
+        "job": ",".join(map(str, where.jobs)),
+        "user": ",".join(where.users),
+        "project": ",".join(where.projects),
+        "queue": ",".join(where.queues),
+        "state": ",".join(where.states),
+        "host": ",".join(where.hosts),
+        "array": where.array,
+        "name": where.name,
+        "since": where.since,
+        "until": where.until,
+        "efficiency_below": where.efficiency_below,
+        "rule": where.rule,
+    }
+    return {name: value for name, value in asked.items() if value not in ("", None)}
+
+
+def _row(item: Mapping[str, Any], columns: Sequence[str]) -> queries.Row:
+    """Return the values of some columns; a value of another type is an error."""
+    row: queries.Row = {}
+    for name in columns:
+        value = item.get(name)
+        kinds = _KINDS.get(ANSWERS[name].kind, (str,))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise TypeError(name)
+        row[name] = value
+    return row

@@ -35,7 +35,7 @@ class Subcommand(NamedTuple):
 COMMANDS: Mapping[str, Subcommand] = {
     "status": Subcommand("colmet.commands.status", "print or check the state of a running daemon"),
     "doctor": Subcommand("colmet.commands.doctor", "diagnose a node or a collector, and suggest remedies"),
-    "top": Subcommand("colmet.commands.top.command", "show the current use of jobs and nodes"),
+    "top": Subcommand("colmet.commands.top", "show the current use of jobs and nodes"),
     "jobs": Subcommand("colmet.commands.jobs", "list jobs with efficiency, memory, energy and waste"),
     "usage": Subcommand("colmet.commands.usage", "sum up core hours, energy and cost by user, project, month"),
     "notices": Subcommand("colmet.notices.command", "send notices on idle, failing and other jobs by mail"),
@@ -131,15 +131,14 @@ def _run(argv: Sequence[str] | None, commands: Mapping[str, Subcommand]) -> int:
         check_effects(parser, options)
         return int(module.run(options))
     except ModuleNotFoundError as err:  # compute nodes have no PyTables, for example
-        print(
-            f"colmet {chosen.command}: it requires the Python module {err.name}, which is not installed here; run it "
-            "on the collector's machine",
-            file=sys.stderr,
+        why = (
+            f"it requires the Python module {err.name}, which is not installed here; run it on the collector's machine"
         )
-        return cli.EXIT_CONFIG
+        status = cli.EXIT_CONFIG
     except ColmetError as err:
-        print(f"colmet {chosen.command}: {err}", file=sys.stderr)
-        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
+        why, status = str(err), cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
+    print(f"colmet {chosen.command}: {why}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

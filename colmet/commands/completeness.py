@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from colmet.commands import selection
-from colmet.commands.times import shown
+from colmet.commands.selection import shown
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import counted, percent
@@ -63,16 +63,11 @@ def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]
     return {name: one for name, one in hosts.items() if one.times}
 
 
-def stored_percent(here: int, due: int) -> str:
-    """Return a share in percent; 100 % only for all."""
-    return percent(1.0 if here >= due else here / due)
-
-
 def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:
     """Yield the answer as text."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
-    share = stored_percent(here, due)
+    share = percent(1.0 if here >= due else here / due)
     yield f"{share} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
     if unknown:
         tables = counted(len(lines), "tables")
@@ -83,7 +78,7 @@ def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:
     yield ""
     for line in lines:
         found = line.found
-        said = stored_percent(found.here, line.due) if found.until else "no ledger"
+        said = percent(1.0 if found.here >= line.due else found.here / line.due) if found.until else "no ledger"
         more = f"  more than were taken: {found.twice}" if found.twice else ""
         until = f"  up to {shown(found.until)}" if found.until else ""
         yield f"{line.host:{widths[0]}}  {line.table:{widths[1]}}  {said:>9}  {found.here} of {line.due}{until}{more}"

@@ -8,14 +8,17 @@ The Debian packages install it. Elsewhere:
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
+from colmet.commands import colmet
+from colmet.common.config import cli
 from colmet.common.config.cli import Parser
-
-if TYPE_CHECKING:
-    from colmet.commands.programs import ProgramEntry
+from colmet.common.daemon import startup
 
 SHELLS = ("bash", "zsh")
 # What completes the value of an option, by its metavar; others have no completion. zsh has no compopt.
@@ -37,7 +40,6 @@ def _function(name: str) -> str:
 
 
 def _program_lines(name: str, tree: Tree) -> Iterator[str]:
-    """Yield the lines of a program's completion for bash."""
     for full, program in tree.items():
         commands = [one.split(" ", 1)[1] for one in tree if one != full] if full == name else []
         yield from _function_lines(full, program.build(), " ".join(commands))
@@ -81,19 +83,12 @@ def _words(words: str) -> str:
 
 def trees() -> Mapping[str, Tree]:
     """Return each interactive program with its commands, if their Python modules are installed."""
-    from colmet.commands.programs import COMMANDS, PROGRAMS  # not at the top: it lists this module
-
-    found = {name: {name: one} for name, one in PROGRAMS.items() if _is_installed(one)}
-    found["colmet"].update({name: one for name, one in COMMANDS.items() if _is_installed(one)})
+    found: dict[str, dict[str, ProgramEntry]] = {}
+    for name, program in {**PROGRAMS, **COMMANDS}.items():
+        with contextlib.suppress(ModuleNotFoundError):
+            program.build()
+            found.setdefault(name.partition(" ")[0], {})[name] = program
     return found
-
-
-def _is_installed(program: ProgramEntry) -> bool:
-    try:
-        program.build()
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 def script(shell: str, programs: Mapping[str, Tree]) -> str:
@@ -114,3 +109,58 @@ def run(options: argparse.Namespace) -> int:
     """Print the completion."""
     print(script(options.shell, trees()), end="")
     return 0
+
+
+class ProgramEntry(NamedTuple):
+    """A program, or a command of ``colmet``."""
+
+    build: Callable[[], cli.Parser]
+    summary: str  # its purpose, as a line of a list
+    section: int = 1  # of the manual
+
+
+def _load(module: str) -> Any:
+    """Import a module of a program on use: it may not be installed."""
+    return importlib.import_module(f"colmet.{module}")
+
+
+def _build_command(name: str) -> Parser:
+    command = colmet.COMMANDS[name]
+    return colmet.build_command_parser(name, command, importlib.import_module(command.module))
+
+
+def _build_daemon(name: str) -> Any:
+    main = _load(f"{name}.main")
+    return main.build_parser(startup.load(main.NAMES))
+
+
+def _build_facility(module: str) -> Any:
+    return _load("facility.options").build_parser(_load(f"facility.{module}").PROGRAM)
+
+
+PROGRAMS: Mapping[str, ProgramEntry] = {
+    "colmet": ProgramEntry(lambda: colmet.build_parser(colmet.COMMANDS), "query and manage Colmet"),
+    "colmet-node": ProgramEntry(partial(_build_daemon, "node"), "measure what each job on a compute node uses", 8),
+    "colmet-collector": ProgramEntry(
+        partial(_build_daemon, "collector"), "receive what nodes measure, and write it", 8
+    ),
+    "colmet-extract": ProgramEntry(
+        lambda: _load("commands.extract").build_parser(), "extract a job's rows, for OAR's REST API"
+    ),
+    "colmet-facility": ProgramEntry(
+        partial(_build_facility, "command"), "send logins, queues, Jupyter users and hosts as documents"
+    ),
+    "afmetrics_collector": ProgramEntry(
+        partial(_build_facility, "afmetrics"), "colmet-facility with the options of afmetrics_collector"
+    ),
+    "colmet-web": ProgramEntry(
+        lambda: _load("web.options").build_parser(), "serve jobs and nodes as JSON and as a page", 8
+    ),
+    "qmemview": ProgramEntry(
+        lambda: _load("gridengine.qmemview").build_parser(), "show memory used and reserved, as QmemTools' viewer"
+    ),
+}
+COMMANDS: Mapping[str, ProgramEntry] = {
+    f"colmet {name}": ProgramEntry(partial(_build_command, name), command.help)
+    for name, command in colmet.COMMANDS.items()
+}

@@ -66,8 +66,7 @@ def run(options: argparse.Namespace) -> int:
         if any("," in name for name in options.host):
             raise ConfigError("--host: give one name each time")
         request["hosts"] = ",".join(options.host)
-    daemon = "collector" if through else "node"
-    answer = ask(options.control_socket, daemon, request, 4 * ERRAND_S)
+    answer = ask(options.control_socket, "collector" if through else "node", request, 4 * ERRAND_S)
     if options.json:
         print(json.dumps(answer, indent=2))
     else:

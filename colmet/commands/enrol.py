@@ -150,7 +150,6 @@ def _enrol(directory: str, name: str, folder: str, replace: bool) -> bool:
 
 
 def _words(command: str) -> list[str]:
-    """Split the command of --ssh as a shell does."""
     try:
         words = shlex.split(command)
     except ValueError as err:
@@ -181,18 +180,17 @@ def _push_one(name: str, folder: str, ssh: Sequence[str]) -> str:
     try:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             for one in (COLLECTOR, NODE):  # the secret last: a waiting node starts when it is there
-                tar.add(os.path.join(folder, one), one, filter=_of_root)
+                info = tar.gettarinfo(os.path.join(folder, one), one)
+                info.uid = info.gid = 0
+                info.uname = info.gname = "root"
+                with open(os.path.join(folder, one), "rb") as file:
+                    tar.addfile(info, file)
     except OSError as err:
         return f"{err.filename}: {err.strerror}"
     remote = f"sh -c {shlex.quote(RECEIVE)} colmet {shlex.quote(name)} {keys.DIRECTORY}"
     try:
-        done = subprocess.run(
-            [*ssh, name, remote],
-            input=archive.getvalue(),
-            capture_output=True,
-            timeout=PUSH_S,
-            check=False,
-        )
+        command = [*ssh, name, remote]
+        done = subprocess.run(command, input=archive.getvalue(), capture_output=True, timeout=PUSH_S, check=False)
     except subprocess.TimeoutExpired:
         return f"no answer within {PUSH_S:g} s"
     except OSError as err:
@@ -201,9 +199,3 @@ def _push_one(name: str, folder: str, ssh: Sequence[str]) -> str:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else f"exit status {done.returncode}"
     return ""
-
-
-def _of_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = "root"
-    return info

@@ -12,12 +12,11 @@ import os
 import re
 import sys
 import syslog
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 # OAR's users wait for each import, so modules required by the other form only are imported there.
-from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_output, write, write_json
-from colmet.commands.extract_rows import ALL_ROWS, FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
+from colmet.commands import extract_rows
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.text import counted
 from colmet.stored.series import NODE, History, RowQuery, natural, near
@@ -27,7 +26,13 @@ if TYPE_CHECKING:
 
 USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form called by OAR, as in Colmet 0.6
 FAILED = 3  # not in Colmet 0.6
-ARGUMENTS = ("PREFIX", "JOB_ID", "START", "STOP", "METRICS")
+ARGUMENTS = {
+    "PREFIX": "the collector's --hdf5-filepath: the files are PREFIX.<10 digits>.hdf5",
+    "JOB_ID": "the job's number; 0 for the nodes themselves",
+    "START": "read the files from this time on, in seconds since 1970; of the nodes themselves: the rows",
+    "STOP": "read the files up to this time; of the nodes themselves: the rows",
+    "METRICS": "columns, separated by commas; table.column where several tables have one",
+}
 MAX_METRICS = 1000
 MAX_VALUES = 8 << 20  # of formats that are not written part by part
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,255}(\*)?", re.ASCII)
@@ -43,7 +48,7 @@ def metrics(text: str) -> list[str]:
     for name in names:
         if not _METRIC.fullmatch(name):
             raise argparse.ArgumentTypeError(f"{_shown(name)} is not the name of a metric, such as read_bytes")
-    return [name for name in names if name not in ALWAYS]
+    return [name for name in names if name not in extract_rows.ALWAYS]
 
 
 def _shown(text: str) -> str:
@@ -56,11 +61,7 @@ def _shown(text: str) -> str:
 
 
 class _Refused(Exception):
-    """An answer of one line of text in place of data, and the exit status."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+    """An exit status, and a line of text in place of data."""
 
 
 def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
@@ -79,8 +80,9 @@ def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
             raise _Refused(FAILED, "there is not enough memory for the answer; ask for a shorter interval") from err
         return 0
     except _Refused as err:
-        os.write(kept, f"colmet-extract: {err}\n".encode("utf-8", "replace"))
-        return err.status
+        status, text = err.args
+        os.write(kept, f"colmet-extract: {text}\n".encode("utf-8", "replace"))
+        return int(status)
     finally:
         os.dup2(kept, 2)
         os.close(kept)
@@ -88,7 +90,6 @@ def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
 
 
 def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
-    """Write the data."""
     from colmet.stored.hdf5 import Hdf5History
     from colmet.stored.reading_process import files_of
 
@@ -108,35 +109,34 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
     try:
         if not files_of(prefix):
             raise _Refused(NO_FILE, f"no file is named {_shown(prefix)} with .<10 digits>.hdf5 behind it")
-        interval = Interval(float(start), float(stop))
+        interval = extract_rows.Interval(float(start), float(stop))
         # of a job all rows, as in Colmet 0.6: the last one, with its totals, may be measured after its end in OAR
-        wanted = ALL_ROWS if job != NODE else interval
+        wanted = extract_rows.ALL_ROWS if job != NODE else interval
         with Hdf5History([prefix], interval.since, interval.until) as history:
-            found: Found
-            main, why = history.read(RowQuery(job, FIRST[0], names, *wanted)), ""
+            found: extract_rows.Found
+            main, why = history.read(RowQuery(job, extract_rows.FIRST[0], names, *wanted)), ""
             if main and all(name in one.columns for one in main for name in names):  # nearly always
-                chosen, found = [OutputColumn(name, FIRST[0], name) for name in names], {(FIRST[0], False): main}
+                chosen, found = (
+                    [extract_rows.OutputColumn(name, extract_rows.FIRST[0], name) for name in names],
+                    {(extract_rows.FIRST[0], False): main},
+                )
             else:
-                chosen = choose(history, job, names, wanted)
-                found = fetch(history, job, chosen, wanted)
-                why = "" if found else _why_none(history, job, names, wanted)
+                chosen = extract_rows.choose(history, job, names, wanted)
+                found = extract_rows.fetch(history, job, chosen, wanted)
+                if not found:
+                    tables = history.tables(job, wanted.since, wanted.until)
+                    which = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+                    why = f": none of its tables, {', '.join(tables)}, has {which}"
+                    why = why if tables else ": no file of that time has rows of it"
             for warning in history.warnings:
                 syslog.syslog(syslog.LOG_WARNING, f"colmet-extract: {warning}")
     except ConfigError as err:
         raise _Refused(NO_FILE, str(err)) from err
-    answer = join(found, chosen)
+    answer = extract_rows.join(found, chosen)
     if not len(answer.times):
         raise _Refused(NO_DATA, f"no data of job {job} from {start} to {stop}{why}")
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=6, mtime=0) as packed:
-        write_json(packed, answer, {"i": -1, "f": -1, "S": ""})
-
-
-def _why_none(history: History, job: int, names: Sequence[str], wanted: Interval) -> str:
-    """Return why no table has the requested columns."""
-    tables = history.tables(job, wanted.since, wanted.until)
-    if not tables:
-        return ": no file of that time has rows of it"
-    return f": none of its tables, {', '.join(tables)}, has {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        extract_rows.write_json(packed, answer, {"i": -1, "f": -1, "S": ""})
 
 
 def build_parser() -> cli.Parser:
@@ -155,16 +155,7 @@ def build_parser() -> cli.Parser:
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )
-    for name, help_text in zip(
-        ARGUMENTS,
-        (
-            "the collector's --hdf5-filepath: the files are PREFIX.<10 digits>.hdf5",
-            "the job's number; 0 for the nodes themselves",
-            "read the files from this time on, in seconds since 1970; of the nodes themselves: the rows",
-            "read the files up to this time; of the nodes themselves: the rows",
-            "columns, separated by commas; table.column where several tables have one",
-        ),
-    ):
+    for name, help_text in ARGUMENTS.items():
         parser.add_argument(name, help=help_text)
     return parser
 
@@ -175,9 +166,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(arguments) == 1 and arguments[0] in ("-h", "--help", "--version"):
         build_parser().parse_args(arguments)
     try:
-        return ending_with_the_pipe(lambda: answer_oar(arguments, sys.stdout.buffer))
-    except ColmetError as err:
-        print(f"colmet-extract: {err}", file=sys.stderr)
+        status = answer_oar(arguments, sys.stdout.buffer)
+        sys.stdout.flush()
+        return status
+    except OSError as err:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # avoids an error of Python at exit
+        os.close(nowhere)
+        if isinstance(err, BrokenPipeError):
+            return 0
+        print(f"colmet-extract: the answer cannot be written: {err.strerror or err}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return 130  # a shell's status for SIGINT
@@ -223,7 +221,9 @@ The second form has the statuses of colmet-extract."""
     selection.add_hosts(parser)
     parser.add_argument("--list", action="store_true", help="print tables, their rows and columns with units")
     parser.add_argument(
-        "--format", choices=FORMATS, help="write this format; parquet and hdf5 require --output (default: json)"
+        "--format",
+        choices=extract_rows.FORMATS,
+        help="write this format; parquet and hdf5 require --output (default: json)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: standard output)")
     sources.add_options(parser)
@@ -237,8 +237,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from colmet.commands import selection
-    from colmet.commands.progress import shown_progress
-    from colmet.commands.remote_rows import open_history
+    from colmet.commands.histories import open_history, shown_progress
 
     if options.job is None:
         raise ConfigError("no job is named; give --job JOB")
@@ -249,51 +248,44 @@ def _run(options: argparse.Namespace) -> int:
     if form in ("parquet", "hdf5") and options.output is None and not options.list:
         raise ConfigError(f"--format {form} requires a file: give --output FILE")
     with open_history(options) as history:
-        wanted = Interval(options.since, options.until, options.host)
+        wanted = extract_rows.Interval(options.since, options.until, options.host)
         try:
             if options.list:
                 return _list(history, options.job, wanted, options.format is not None)
-            chosen = choose(history, options.job, options.metrics, wanted)
+            chosen = extract_rows.choose(history, options.job, options.metrics, wanted)
             unknown = [column.name for column in chosen if not column.table]
-            hints = _hints(history, options.job, wanted, unknown)
+            numbers = (options.job, NODE) if unknown else ()
+            known = [one for job in numbers for one in history.tables(job, *wanted[:2]).items()]
+            hints = [near(name, known) for name in unknown]
             if chosen and len(unknown) == len(chosen):
                 names = ", ".join([_shown(name) for name in unknown[:5]])
                 raise ColmetError(f"job {options.job} has none of {names}; {hints[0]}; --list prints what is stored")
             with shown_progress(history, "colmet extract"):
-                planned = plan(history, options.job, chosen, wanted)
+                planned = extract_rows.plan(history, options.job, chosen, wanted)
         finally:
             warned = [*history.warnings]
             _warn(warned)
         _warn([f"no table has {name}; {hint}" for name, hint in zip(unknown, hints)])
         if not planned.values:
             raise ColmetError(f"nothing is stored of job {options.job} in this interval; --list prints what is")
-        if form not in BY_PARTS:
+        if form not in extract_rows.BY_PARTS:
             if planned.values > MAX_VALUES:
                 raise ColmetError(
                     f"{planned.values} values are too many for --format {form}, and the limit is {MAX_VALUES}; give "
-                    f"--format {' or '.join(BY_PARTS)}, fewer metrics or a shorter interval"
+                    f"--format {' or '.join(extract_rows.BY_PARTS)}, fewer metrics or a shorter interval"
                 )
             planned = planned._replace(windows=[wanted], of_job=None)
         columns = [column for column in chosen if column.table]
-        with opened_output(options.output) as out, shown_progress(history, "colmet extract"):
-            write(form, out, options.job, _parts(history, options.job, chosen, planned), columns)
+
+        def parts() -> Iterator[extract_rows.Found]:
+            for done, window in enumerate(planned.windows):
+                yield extract_rows.fetch(history, options.job, chosen, window, planned.of_job)
+                history.progress("write", (done + 1) / len(planned.windows))
+
+        with extract_rows.opened_output(options.output) as out, shown_progress(history, "colmet extract"):
+            extract_rows.write(form, out, options.job, parts(), columns)
         _warn([text for text in history.warnings if text not in warned])
     return 0
-
-
-def _parts(history: History, job: int, chosen: Sequence[OutputColumn], planned: Plan) -> Iterator[Found]:
-    """Yield the rows of each window of time."""
-    for done, window in enumerate(planned.windows):
-        yield fetch(history, job, chosen, window, planned.of_job)
-        history.progress("write", (done + 1) / len(planned.windows))
-
-
-def _hints(history: History, job: int, wanted: Interval, unknown: Sequence[str]) -> list[str]:
-    """Return the nearest known names of each unknown name."""
-    if not unknown:
-        return []
-    of_job, of_nodes = [history.tables(one, wanted.since, wanted.until) for one in (job, NODE)]
-    return [near(name, [*of_job.items(), *of_nodes.items()]) for name in unknown]
 
 
 def _warn(lines: Iterable[str]) -> None:
@@ -301,22 +293,7 @@ def _warn(lines: Iterable[str]) -> None:
         print(f"colmet extract: {line}", file=sys.stderr)
 
 
-def ending_with_the_pipe(work: Callable[[], int]) -> int:
-    """Do some work and return its exit status; 0 if the reader closed the pipe early."""
-    try:
-        status = work()
-        sys.stdout.flush()
-        return status
-    except OSError as err:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # avoids an error of Python at exit
-        os.close(nowhere)
-        if isinstance(err, BrokenPipeError):
-            return 0
-        raise ColmetError(f"the answer cannot be written: {err.strerror or err}") from err
-
-
-def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
+def _list(history: History, job: int, wanted: extract_rows.Interval, as_json: bool) -> int:
     """Print the stored tables and columns of a job; return 0, or 1 if there are none."""
     from colmet.common.tables import schemas
 
@@ -324,18 +301,13 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
     listed = []
     for table, columns in history.tables(job, wanted.since, wanted.until).items():
         rows = history.by_hosts(RowQuery(job, table, [], *wanted))
-        of_host = [
-            (one.host, len(one), int(one.times[0]), int(one.times[-1]))
-            for host in sorted(rows.counts)
-            for one in rows.read([host])
-        ]
         listed.append(
             {
                 "table": table,
-                "rows": sum([count for _, count, _, _ in of_host]),
-                "hosts": [host for host, _, _, _ in of_host],
-                "from": min([first for _, _, first, _ in of_host], default=None),
-                "to": max([last for _, _, _, last in of_host], default=None),
+                "rows": sum(rows.counts.values()),
+                "hosts": sorted(rows.counts),
+                "from": rows.first if rows.counts else None,
+                "to": rows.last if rows.counts else None,
                 "columns": {name: units.get(table, {}).get(name, "") for name in sorted(columns, key=natural)},
             }
         )
@@ -344,7 +316,6 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
 
 
 def _lines(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the list of tables and columns as text."""
     import shutil
     import textwrap
 

@@ -1,15 +1,24 @@
-"""The rows of a job as columns of one length: chosen, read, and joined by time and host."""
+"""The rows of a job as columns of one length: chosen, read, joined by time and host, and written in a format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import contextlib
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.lines import text_of
 from colmet.common.schema import MISSING_INT
-from colmet.stored.series import NODE, History, RowQuery, Series, groups_of, natural, short
+from colmet.common.text import how_to_install
+from colmet.stored.series import NODE, HeldRows, History, HostRows, RowQuery, Series, groups_of, natural, short
 
 # Precedence of tables with equal column names; the others follow in the order of their names.
 FIRST = ("taskstats_default", "jobprocstats_default", "perfhwstats_default", "procstats_default", "RAPLstats_default")
@@ -42,13 +51,13 @@ class Interval(NamedTuple):
 ALL_ROWS = Interval()
 
 
-def interval_of(rows: Iterable[Series]) -> Interval:
+def interval_of(rows: Iterable[HostRows]) -> Interval:
     """Return the time range and the hosts of rows; without rows, no host."""
-    having = [series for series in rows if len(series)]
+    having = [one for one in rows if one.counts]
     if not having:
         return Interval(hosts=())
-    first, last = min(series.times[0] for series in having), max(series.times[-1] for series in having)
-    return Interval(int(first), int(last), sorted({series.host for series in having}))
+    hosts = sorted({host for one in having for host in one.counts})
+    return Interval(min(one.first for one in having), max(one.last for one in having), hosts)
 
 
 def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Interval) -> list[OutputColumn]:
@@ -76,23 +85,20 @@ def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Inte
 
 
 def _ordered(tables: Iterable[str]) -> list[str]:
-    """Sort tables in search order."""
     return sorted(tables, key=lambda table: (FIRST.index(table) if table in FIRST else len(FIRST), table))
 
 
 def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list[OutputColumn]:
-    """Return the columns named by a text."""
     for table in _ordered(tables):
         if text in tables[table]:
             return [OutputColumn(text, table, text, of_node)]
+    known_as, _, name = text.partition(".")
     for table in _ordered(tables):
-        for known_as in (table, short(table)):
-            if text == f"{known_as}.*":
-                names = sorted(tables[table], key=natural)
-                return [OutputColumn(f"{known_as}.{name}", table, name, of_node) for name in names]
-            name = text[len(known_as) + 1 :]
-            if text.startswith(f"{known_as}.") and name in tables[table]:
-                return [OutputColumn(text, table, name, of_node)]
+        if known_as in (table, short(table)) and name == "*":
+            names = sorted(tables[table], key=natural)
+            return [OutputColumn(f"{known_as}.{name}", table, name, of_node) for name in names]
+        if known_as in (table, short(table)) and name in tables[table]:
+            return [OutputColumn(text, table, name, of_node)]
     return []
 
 
@@ -106,7 +112,10 @@ def fetch(
     found: dict[Place, list[Series]] = {}
     for (table, of_node), names in _places(history, job, chosen, wanted).items():
         if of_node and job != NODE:
-            of_job = of_job or _of_job(history, job, wanted, found)
+            if of_job is None:
+                more = [one for one in _main(history, job, wanted) if (one, False) not in found]
+                rows = [*found.values(), *[history.read(RowQuery(job, one, [], *wanted)) for one in more]]
+                of_job = interval_of(map(HeldRows, rows))
             found[table, of_node] = history.read(RowQuery(NODE, table, names, *both(of_job, wanted)))
         else:
             found[table, of_node] = history.read(RowQuery(job, table, names, *wanted))
@@ -136,15 +145,6 @@ def _main(history: History, job: int, wanted: Interval) -> list[str]:
     return _ordered(history.tables(job, wanted.since, wanted.until))[:1]
 
 
-def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Interval:
-    """Return the time range and the hosts of a job's rows, from its main table and tables already read."""
-    rows = [series for some in found.values() for series in some]
-    for table in _main(history, job, wanted):
-        if (table, False) not in found:
-            rows += history.read(RowQuery(job, table, [], *wanted))
-    return interval_of(rows)
-
-
 class Plan(NamedTuple):
     """How to read an answer in bounded memory."""
 
@@ -164,11 +164,10 @@ def plan(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Int
         for place in [*tables, *[(table, False) for table in _main(history, job, wanted)]]
         if job == NODE or not place[1]
     }
-    having = [one for one in rows.values() if one.counts]
-    if not having:
+    of_job = interval_of(rows.values())
+    first, last, _ = of_job
+    if first is None or last is None:
         return Plan(0, [wanted], None)
-    first, last = min(one.first for one in having), max(one.last for one in having)
-    of_job = Interval(first, last, sorted({host for one in having for host in one.counts}))
     for place in tables:
         if place not in rows:
             rows[place] = history.by_hosts(RowQuery(NODE, place[0], [], *of_job))
@@ -198,6 +197,11 @@ class Extraction(NamedTuple):
     hosts: npt.NDArray[np.int64]  # of each row, by their number in `names`
     names: list[str]  # of hosts
     columns: dict[str, Values]  # int64, float64 or bytes, with -1, NaN or b"" for missing values
+
+    @property
+    def printable_names(self) -> list[str]:
+        """The names of the hosts without terminal control characters."""
+        return [text_of(name.encode("utf-8", "replace")) for name in self.names]
 
 
 def join(found: Found, chosen: Sequence[OutputColumn]) -> Extraction:
@@ -258,3 +262,171 @@ def has(column: Values) -> npt.NDArray[np.bool_]:
         np.isfinite(column) if column.dtype.kind == "f" else column != (b"" if column.dtype.kind == "S" else -1)
     )
     return there
+
+
+ALWAYS = ("timestamp", "hostname")
+BLOCK_ROWS = 10_000  # of text formatted at a time
+
+
+def plain(column: Values, missing: Any) -> list[Any]:
+    """Return the values of a column as Python numbers and text, with a placeholder for missing ones."""
+    values: list[Any] = column.tolist()
+    if column.dtype.kind == "S":
+        values = list(map(text_of, values))
+    there = has(column)
+    if there.all():
+        return values
+    return [value if here else missing for value, here in zip(values, there.tolist())]
+
+
+def write_json(out: IO[bytes] | gzip.GzipFile, answer: Extraction, missing: Mapping[str, Any]) -> None:
+    """Write one JSON object: the columns of an answer, and ``timestamp`` and ``hostname``, as lists.
+
+    `missing` has the placeholder for missing values, by kind of column.
+    """
+    names = answer.printable_names
+    head = [("timestamp", answer.times.tolist()), ("hostname", [names[n] for n in answer.hosts.tolist()])]
+    between = "{"
+    for name, values in chain(head, ((n, plain(c, missing[c.dtype.kind])) for n, c in answer.columns.items())):
+        out.write(f"{between}{json.dumps(name)}: {json.dumps(values, allow_nan=False)}".encode())
+        between = ", "
+    out.write(b"}\n")
+
+
+@contextlib.contextmanager
+def opened_output(path: str | None) -> Iterator[IO[bytes]]:
+    """Open standard output, or a file under a temporary name, renamed when complete."""
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    real = os.path.realpath(path)
+    if os.path.exists(real) and not os.path.isfile(real):  # a device would be replaced
+        raise ColmetError(f"{path}: cannot be written: it is there, and no file")
+    part = f"{real}.{os.getpid()}.part"
+    try:
+        with open(part, "xb") as out:
+            yield out
+        os.replace(part, real)
+    except OSError as err:
+        raise ColmetError(f"{path}: cannot be written: {err.strerror or err}") from err
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def _write_csv(out: IO[bytes], parts: Iterable[Extraction]) -> None:
+    for number, answer in enumerate(parts):
+        if not number:
+            out.write(f"{','.join([_cell(name) for name in (*ALWAYS, *answer.columns)])}\n".encode())
+        names = [_cell(name) for name in answer.printable_names]
+        for begin in range(0, len(answer.times), BLOCK_ROWS):
+            rows = slice(begin, begin + BLOCK_ROWS)
+            changing = [answer.times[rows].tolist(), [names[n] for n in answer.hosts[rows].tolist()]]
+            cells = ["%s", "%s"]
+            for column in answer.columns.values():
+                block = column[rows]
+                if (block == block[0]).all():  # many are
+                    cells.append(_cell(*plain(block[:1], "")).replace("%", "%%"))
+                    continue
+                cells.append("%s")
+                values = plain(block, "")
+                changing.append([*map(_cell, values)] if block.dtype.kind == "S" else values)
+            line = f"{','.join(cells)}\n"
+            out.write("".join([line % row for row in zip(*changing)]).encode())
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of CSV; text has no line breaks."""
+    cell = str(value)
+    return cell if '"' not in cell and "," not in cell else '"{}"'.format(cell.replace('"', '""'))
+
+
+def _write_parquet(out: IO[bytes], parts: Iterable[Extraction], chosen: Sequence[OutputColumn]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as err:
+        raise ConfigError(f"--format parquet requires the Python module pyarrow: {how_to_install('pyarrow')}") from err
+    from colmet.common.tables import schemas  # the whole catalogue, which OAR's form does not need
+
+    tables = (_arrow_table(pyarrow, answer) for answer in parts)
+    table = next(tables)
+    following = next(tables, None)
+    if following is None:
+        pyarrow.parquet.write_table(table, out)
+        return
+    kinds = {"i": pyarrow.int64(), "f": pyarrow.float64(), "S": pyarrow.string()}
+    declared = {
+        (schema.name, field.name): kinds[field.dtype[0]] for schema in schemas().values() for field in schema.fields
+    }
+    types = {column.name: declared[column[1:3]] for column in chosen if column[1:3] in declared}
+    schema = pyarrow.schema([field.with_type(types.get(field.name, field.type)) for field in table.schema])
+    try:
+        with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+            for part in chain([table, following], tables):
+                writer.write_table(part.cast(schema))
+    except pyarrow.ArrowInvalid as err:
+        raise ColmetError(f"a column has values of several types; give --format csv: {err}") from err
+
+
+def _arrow_table(pyarrow: Any, answer: Extraction) -> Any:
+    columns: dict[str, Any] = {
+        "timestamp": pyarrow.array(answer.times),
+        "hostname": pyarrow.DictionaryArray.from_arrays(
+            answer.hosts.astype(np.int32), pyarrow.array(answer.printable_names)
+        ),
+    }
+    for name, column in answer.columns.items():
+        if column.dtype.kind == "S":
+            columns[name] = pyarrow.array(plain(column, None), pyarrow.string())
+        else:
+            columns[name] = pyarrow.array(column, mask=~has(column))
+    return pyarrow.table(columns)
+
+
+def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
+    """Write tables in the collector's own format, readable by the same programs."""
+    from colmet.collector.backends.hdf5.library import BACKEND_VERSION, STORAGE_ERRORS, cause, opened_library
+    from colmet.collector.columns import HEADER
+
+    try:
+        with opened_library(out.name, "w") as file:
+            for (name, of_node), some in found.items():
+                owner = NODE if of_node else job
+                wanted = [column.column for column in chosen if (column.table, column.of_node) == (name, of_node)]
+                columns = join({(name, of_node): some}, [OutputColumn(n, name, n, of_node) for n in wanted])
+                fields = {**HEADER, **{n: values.dtype for n, values in columns.columns.items()}}
+                rows = np.zeros(len(columns.times), np.dtype(sorted(fields.items())))
+                rows["timestamp"], rows["job_id"], rows["metric_backend"] = columns.times, owner, name.encode()
+                rows["hostname"] = (
+                    np.array([n.encode() for n in columns.names], "S255")[columns.hosts] if len(rows) else b""
+                )
+                for n, values in columns.columns.items():
+                    rows[n] = np.where(has(values), values, MISSING_INT) if values.dtype.kind == "f" else values
+                table = file.create_table(
+                    f"/job_{owner}", name, rows.dtype, f"Metrics for the Job {owner}", createparents=True
+                )
+                table.append(rows)
+                table.attrs.backend_version = BACKEND_VERSION
+    except STORAGE_ERRORS as err:
+        raise OSError(cause(err)) from err
+
+
+FORMATS = ("json", "csv", "parquet", "hdf5")
+BY_PARTS = ("csv", "parquet")  # formats written part by part, so that their memory is bounded
+
+
+def write(form: str, out: IO[bytes], job: int, found: Iterable[Found], chosen: Sequence[OutputColumn]) -> None:
+    """Write the rows in one of the formats, of which only `BY_PARTS` have several parts; OSError where that fails."""
+    if form == "hdf5":
+        (one,) = found
+        _write_hdf5(out, job, one, chosen)
+        return
+    answers = (join(one, chosen) for one in found)
+    if form == "json":
+        (answer,) = answers
+        write_json(out, answer, dict.fromkeys("ifS"))
+    elif form == "csv":
+        _write_csv(out, answers)
+    else:
+        _write_parquet(out, answers, chosen)

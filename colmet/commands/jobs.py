@@ -6,15 +6,13 @@ Users see their own jobs; root sees all.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.commands import archives, selection
-from colmet.commands.times import moment
-from colmet.commands.top.view import clean
+from colmet.commands.selection import moment
+from colmet.commands.top_view import clean
 from colmet.common.config import cli
 from colmet.common.config.cli import did_you_mean
 from colmet.common.errors import ConfigError
@@ -159,18 +157,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"total": page.total, "jobs": page.rows}, allow_nan=False))
     elif options.csv:
-        _print_csv(names, page)
+        archives.print_csv(names, page.rows)
     else:
         width = archives.width() if options.columns is None else None
         _print_table(names, page, options.sort, width)
     archives.print_note(scope.note, is_table)
     return 0
-
-
-def _print_csv(names: Sequence[str], page: JobPage) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([[archives.csv_cell(row[name]) for name in names] for row in page.rows])
 
 
 def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | None) -> None:

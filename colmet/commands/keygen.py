@@ -8,6 +8,7 @@ overwritten.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pwd
 
@@ -77,21 +78,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_collector(directory: str, name: str = "collector") -> list[str]:
-    """Make the missing parts of the collector's key pair and the directory of nodes' keys; return the new paths.
-
-    The secret belongs to the user of the collector's unit, if there is one and the system permits it.
-
-    Raises:
-        ConfigError: a file or directory cannot be made.
-    """
+    """Make the missing parts of the collector's key pair and the directory of nodes' keys; return the new paths."""
     made = []
     nodes, public, secret = (os.path.join(directory, one) for one in (keys.NODES, name + PUBLIC, name + SECRET))
     if not os.path.isdir(nodes):
         make_directory(nodes)
         made.append(nodes)
     if not os.path.lexists(secret):
-        pair = new_pair()
-        keys.write_secret(secret, name, pair, service_uid())
+        # the secret belongs to the user of the collector's unit, if there is one and the system permits it
+        pair, owner = new_pair(), -1
+        with contextlib.suppress(KeyError):
+            owner = pwd.getpwnam(keys.SERVICE_USER).pw_uid
+        keys.write_secret(secret, name, pair, owner)
         made.append(secret)
         keys.write_public(public, name, [pair.public], keys.read_uris(public))
         made.append(public)
@@ -100,14 +98,6 @@ def make_collector(directory: str, name: str = "collector") -> list[str]:
         keys.write_public(public, name, [pair.public])
         made.append(public)
     return made
-
-
-def service_uid() -> int:
-    """Return the uid of the user of the collector's unit; -1 without one."""
-    try:
-        return pwd.getpwnam(keys.SERVICE_USER).pw_uid
-    except KeyError:
-        return -1
 
 
 def make_directory(path: str, mode: int = 0o755) -> None:

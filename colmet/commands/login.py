@@ -12,10 +12,9 @@ import os
 import sys
 import time
 
-from colmet.commands import logins, remote
-from colmet.commands.logins import BASIC, BEARER, SECRET, Login
-from colmet.commands.remote import InterfaceClient, InterfaceError
-from colmet.commands.top.view import clean
+from colmet.commands import remote
+from colmet.commands.remote import BASIC, BEARER, SECRET, InterfaceClient, InterfaceError, Login
+from colmet.commands.top_view import clean
 from colmet.common.config import cli, secretfile
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.http_client import basic_authorization
@@ -65,22 +64,22 @@ def run(options: argparse.Namespace) -> int:
     if options.token_file is not None:
         if options.user or options.password_stdin or options.keep_password:
             raise ConfigError("--token-file excludes --user, --password-stdin and --keep-password")
-        login = _by_token(url, _token(options.token_file), options)
+        path = options.token_file
+        token = _line() if path == "-" else secretfile.read_safe_line("--token-file", path)
+        if not SECRET.fullmatch(token):
+            raise ConfigError(f"--token-file {path}: not a token")
+        login = Login(BEARER, token)
+        login = login._replace(user=_user(InterfaceClient(url, login.authorization, options.ca_file)))
     else:
         login = _by_password(url, options)
-    logins.keep(url, login._replace(ca_file=given_ca))
+    remote.keep_login(url, login._replace(ca_file=given_ca))
     until = "" if login.until is None else time.strftime(" until %Y-%m-%d", time.gmtime(login.until))
     print(f"{url}: logged in as {clean(login.user)}{until}", file=sys.stderr)
     return 0
 
 
-def _by_token(url: str, token: str, options: argparse.Namespace) -> Login:
-    login = Login(BEARER, token)
-    return login._replace(user=_user(InterfaceClient(url, login.authorization, options.ca_file)))
-
-
 def _by_password(url: str, options: argparse.Namespace) -> Login:
-    name = options.user or _asked("User", getpass.getuser())
+    name = options.user or _ask_user()
     if not name or ":" in name or not name.isprintable():
         raise ConfigError(f"{name!r:.100}: not the name of a user")
     secret = f"{name}:{_password(options.password_stdin)}"
@@ -104,29 +103,22 @@ def _by_password(url: str, options: argparse.Namespace) -> Login:
 
 
 def _user(client: InterfaceClient) -> str:
-    """Return the user that the interface sees; ColmetError if it is open."""
     user = client.get("whoami").get("user")
     if not isinstance(user, str):
         raise ColmetError(f"{client.url} is open to all: no login is required")
     return user
 
 
-def _token(path: str) -> str:
-    token = _line() if path == "-" else secretfile.read_safe_line("--token-file", path)
-    if not SECRET.fullmatch(token):
-        raise ConfigError(f"--token-file {path}: not a token")
-    return token
-
-
 def _line() -> str:
     return sys.stdin.readline(MAX_LINE + 1).removesuffix("\n")
 
 
-def _asked(what: str, default: str) -> str:
+def _ask_user() -> str:
+    name = getpass.getuser()
     if not sys.stdin.isatty():
-        return default
-    print(f"{what} [{default}]: ", end="", file=sys.stderr, flush=True)
-    return _line().strip() or default
+        return name
+    print(f"User [{name}]: ", end="", file=sys.stderr, flush=True)
+    return _line().strip() or name
 
 
 def _password(from_stdin: bool) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from colmet.commands import logins, remote
+from colmet.commands import remote
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 
@@ -30,10 +30,10 @@ exit status:
 
 def run(options: argparse.Namespace) -> int:
     """Remove the login; return the exit status."""
-    given = options.url or logins.only_url()
+    given = options.url or remote.only_url()
     if not given:
         raise ConfigError("there is none, or several: give URL")
     url = remote.checked_url(given, True)
-    was_there = logins.remove(url)
+    was_there = remote.remove_login(url)
     print(f"{url}: {'login removed' if was_there else 'there was no login'}", file=sys.stderr)
     return 0

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ import numpy as np
 
 from colmet.commands import archives, remote, selection
 from colmet.commands.extract_rows import ALL_ROWS, Interval, interval_of
-from colmet.commands.progress import shown_progress
-from colmet.commands.remote_rows import open_history
+from colmet.commands.histories import open_history, shown_progress
 from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
@@ -134,12 +133,9 @@ class Plotted(NamedTuple):
 def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]]]) -> list[Choice]:
     """Return the columns named by texts: ``column``, ``table.column``, or the latter without _default.
 
-    `tables` has the columns by table, those of the job before those of the nodes.
-
-    Raises:
-        ConfigError: no such column, or more than one; the error lists similar names.
+    `tables` has the columns by table, those of the job before those of the nodes. ConfigError for no such column, or
+    more than one, lists similar names.
     """
-    declared = {schema.name: {field.name: field for field in schema.fields} for schema in schemas().values()}
     names: dict[str, list[tuple[int, str, str]]] = {}
     for job, found in tables.items():
         for table, columns in found.items():
@@ -149,7 +145,7 @@ def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]
     chosen = []
     own = next(iter(tables))
     for text in texts:
-        measured = _measured(text, own, tables[own], declared) if text not in names and text in MEASURES else None
+        measured = _measured(text, own, tables[own]) if text not in names and text in MEASURES else None
         if measured is not None:
             chosen.append(measured)
             continue
@@ -162,63 +158,50 @@ def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]
             each = ", ".join([shown(f"{table}.{column}", 100) for _, table, column in candidates])
             raise ConfigError(f"{text!r} is a column of several tables; name one of {each}")
         job, table, column = candidates[0]
-        field = declared.get(table, {}).get(column, _UNDECLARED)
+        field = _declared(table).get(column, _UNDECLARED)
         if field.kind == "label":
             raise ConfigError(f"{text!r} is text, which cannot be drawn")
         chosen.append(Choice(job, table, column, field))
     return chosen
 
 
-def _measured(
-    key: str, job: int, stored: Mapping[str, Sequence[str]], declared: Mapping[str, Mapping[str, Field]]
-) -> Choice | None:
+def _declared(table: str) -> dict[str, Field]:
+    return {field.name: field for field in schemas()[table].fields} if table in schemas() else {}
+
+
+def _measured(key: str, job: int, stored: Mapping[str, Sequence[str]]) -> Choice | None:
     """Return a measure of a job, read from its stored sources; None if none of them is stored."""
     found = [
-        Choice(job, table, column, declared[table][column], key)
+        Choice(job, table, column, _declared(table)[column], key)
         for table, column in MEASURES[key].places
         if column in stored.get(table, ())
     ]
     return found[0]._replace(others=tuple(found[1:])) if found else None
 
 
-def _standard(job: int, stored: Mapping[str, Sequence[str]]) -> list[Choice]:
-    """Return the measures of `STANDARD` with a stored source."""
-    declared = {schema.name: {field.name: field for field in schema.fields} for schema in schemas().values()}
-    found = [_measured(key, job, stored, declared) for key in STANDARD]
-    chosen = [one for one in found if one is not None]
-    if not chosen:
-        raise ColmetError(f"neither CPU nor memory, I/O or GPUs of job {job} are stored; name a metric")
-    return chosen
-
-
 def _label(table: str) -> str | None:
-    """Return the column of a table with the subject of its rows."""
-    fields = schemas()[table].fields if table in schemas() else ()
-    return next((field.name for field in fields if field.kind == "label"), None)
+    return next((field.name for field in _declared(table).values() if field.kind == "label"), None)
 
 
 def gather(
-    history: History,
-    job: int,
-    texts: Sequence[str],
-    wanted: Interval = ALL_ROWS,
-    is_drawn: bool = False,
+    history: History, job: int, texts: Sequence[str], wanted: Interval = ALL_ROWS, is_drawn: bool = False
 ) -> list[Plotted]:
-    """Return the charts of the columns or measures named by texts, of counters as rates.
+    """Return the charts of the columns or measures named by texts, of counters as rates; ColmetError for none.
 
-    Without texts they are those of `STANDARD` with values.
-
-    The rows of a group of hosts are in memory at a time. With `is_drawn`, lines are shortened if there are many values.
-
-    Raises:
-        ColmetError: nothing is stored of the job, or of the requested columns.
+    Without texts they are those of `STANDARD` with values. The rows of a group of hosts are in memory at a time. With
+    `is_drawn`, lines are shortened if there are many values.
     """
     tables = {job: history.tables(job)}
     if not tables[job]:
         raise ColmetError(f"nothing is stored of job {job} there")
     if job != NODE:
         tables[NODE] = history.tables(NODE)
-    chosen = choose(texts, tables) if texts else _standard(job, tables[job])
+    if texts:
+        chosen = choose(texts, tables)
+    else:
+        chosen = [one for key in STANDARD if (one := _measured(key, job, tables[job])) is not None]
+        if not chosen:
+            raise ColmetError(f"neither CPU nor memory, I/O or GPUs of job {job} are stored; name a metric")
     grouped = GroupedRows(history)
     columns = [column for choice in chosen for column in choice.columns]
     # access to the rows of each job and table, and their number of columns
@@ -235,7 +218,13 @@ def gather(
             names.append(label)
         limits = wanted
         if choice.job != job:  # of nodes: several tables of the job, as one may lack some of its hosts
-            limits = of_nodes = of_nodes or _interval_of(grouped, job, tables[job], wanted)
+            if of_nodes is None:
+                queries = [RowQuery(job, table, (), *wanted) for table in tables[job]]
+                is_few = wanted.hosts is not None
+                of_nodes = interval_of(
+                    [HeldRows(grouped.read(query)) if is_few else grouped.rows(query) for query in queries]
+                )
+            limits = of_nodes
         query = RowQuery(choice.job, choice.table, names, *limits)
         rows = HeldRows(history.read(query)) if wanted.hosts is not None else grouped.rows(query)  # few hosts
         read[key] = rows, len(names)
@@ -249,23 +238,22 @@ def gather(
         )
     hosts = sum(map(len, groups))
     made: list[list[tuple[Line, Choice]]] = [[] for _ in chosen]
-    rated = [is_rate(choice.field) for choice in chosen]
     for done, group in enumerate(groups):
         series = {key: rows.read(group) for key, (rows, _) in read.items()}
         there: dict[int, dict[str, Capacity]] = {}
-        for choice, rate, drawn in zip(chosen, rated, made):
-            found_lines = _lines_of(grouped, choice, rate, series, wanted._replace(hosts=group), there)
+        for choice, drawn in zip(chosen, made):
+            found_lines = _lines_of(grouped, choice, series, wanted._replace(hosts=group), there)
             if samples > MAX_SAMPLES:
                 found_lines = [(shortened(line, hosts), column) for line, column in found_lines]
             drawn += found_lines
         history.progress("compute", (done + 1) / len(groups))
     plotted = []
-    for choice, rate, drawn in zip(chosen, rated, made):
+    for choice, drawn in zip(chosen, made):
+        rate = is_rate(choice.field)
         drawn.sort(key=lambda pair: pair[0].host)
-        unit = unit_of(choice.field, rate)
         if drawn or texts:
             lines_of, columns_of = [line for line, _ in drawn], [column for _, column in drawn]
-            plotted.append(Plotted(choice, rate, unit, lines_of, columns_of, not texts))
+            plotted.append(Plotted(choice, rate, unit_of(choice.field, rate), lines_of, columns_of, not texts))
     if not any(one.lines for one in plotted):
         where = "there" if wanted == ALL_ROWS else "there in this time and on these hosts"
         instead = [
@@ -279,28 +267,16 @@ def gather(
     return plotted
 
 
-def _interval_of(history: GroupedRows, job: int, tables: Iterable[str], wanted: Interval) -> Interval:
-    """Return the time range and the hosts of a job's rows."""
-    if wanted.hosts is not None:
-        return interval_of([one for table in tables for one in history.read(RowQuery(job, table, (), *wanted))])
-    every = [history.rows(RowQuery(job, table, (), wanted.since, wanted.until)) for table in tables]
-    having = [rows for rows in every if rows.counts]
-    if not having:
-        return Interval(hosts=())
-    hosts = sorted({host for rows in having for host in rows.counts})
-    return Interval(min(rows.first for rows in having), max(rows.last for rows in having), hosts)
-
-
 def _lines_of(
     history: History,
     choice: Choice,
-    rate: bool,
     found: Mapping[tuple[int, str], Sequence[Series]],
     wanted: Interval,
     there: dict[int, dict[str, Capacity]],
 ) -> list[tuple[Line, Choice]]:
     """Return the lines of some hosts, each with its column; `there` keeps the capacities of these hosts, by job."""
     made: list[tuple[Line, Choice]] = []
+    rate = is_rate(choice.field)
     for column in choice.columns:
         most: dict[str, float] = {}
         if rate and is_bounded(column.table, column.column):

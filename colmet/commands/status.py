@@ -101,7 +101,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ask(options: argparse.Namespace) -> dict[str, StatusOrError]:
-    """Return the answers of the chosen daemon, else of all running or configured here."""
     request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
     sides = [options.daemon] if options.daemon else SIDES[:1] if options.control_socket else SIDES
     answers: dict[str, StatusOrError] = {}
@@ -113,15 +112,16 @@ def _ask(options: argparse.Namespace) -> dict[str, StatusOrError]:
             if len(sides) == 1 and not options.check:
                 raise
             answers[side] = err
-    here = {side: answer for side, answer in answers.items() if len(sides) == 1 or _is_here(side, answer)}
+    here = {
+        side: answer
+        for side, answer in answers.items()
+        if len(sides) == 1
+        or not (isinstance(answer, Unreachable) and answer.why == "absent")
+        or os.path.exists(os.path.join(CONFIGURATION, f"{side}.toml"))
+    }
     if not here and not options.check:
         raise Unreachable("neither colmet-node nor colmet-collector runs or is set up here", "absent")
     return here or answers
-
-
-def _is_here(side: str, answer: StatusOrError) -> bool:
-    absent = isinstance(answer, Unreachable) and answer.why == "absent"
-    return not absent or os.path.exists(os.path.join(CONFIGURATION, f"{side}.toml"))
 
 
 # -- text --
@@ -165,12 +165,10 @@ def _node(status: Mapping[str, Any]) -> list[str]:
 
 
 def _table(items: Sequence[Mapping[str, Any]], cells: Mapping[str, Callable[[Any], str]]) -> list[str]:
-    """Return the lines of a table, with a head and a line for each item."""
     return columns([tuple(cells), *[tuple([text(one) for text in cells.values()]) for one in items]])
 
 
 def _counts(*names: str) -> dict[str, Callable[[Any], str]]:
-    """Return columns of counters under their own names."""
     return {plain(name): lambda one, name=name: count(one[name]) for name in names}  # type: ignore[misc]
 
 
@@ -217,16 +215,12 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         + (f", {counted(received['forgotten'], 'senders')} forgotten" if received.get("forgotten") else "")
         + (f", {count(received['conflicts'])} with the number of another one" if received.get("conflicts") else ""),
         kept,
-        *_most_new_jobs(senders),
-        "",
     ]
-    lines += [*_outputs(status["outputs"]), ""]
-    return lines + _senders(senders) if senders["worst"] else lines
-
-
-def _most_new_jobs(senders: Mapping[str, Any]) -> list[str]:
     most = senders.get("most_new_jobs", {})
-    return [f"most new jobs in two hours: {count(most['jobs'])}, of {most['name']}"] if most.get("name") else []
+    if most.get("name"):
+        lines.append(f"most new jobs in two hours: {count(most['jobs'])}, of {most['name']}")
+    lines += ["", *_outputs(status["outputs"]), ""]
+    return lines + _senders(senders) if senders["worst"] else lines
 
 
 _OF_ARCHIVE = {

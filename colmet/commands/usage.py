@@ -7,17 +7,16 @@ jobs; root sees all.
 from __future__ import annotations
 
 import argparse
-import csv
+import calendar
 import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from colmet.commands import archives, selection
-from colmet.commands.times import moment
-from colmet.commands.top.view import clean
+from colmet.commands.selection import moment
+from colmet.commands.top_view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import UNKNOWN, Clock, percent
@@ -54,27 +53,18 @@ def _sum(name: str, unit: float) -> Callable[[UsageGroup, Factors], float | None
     return value
 
 
-def _used_ratio(group: UsageGroup, _factors: Factors) -> float | None:
-    return group.cpu_ratio
-
-
-def _co2_kg(group: UsageGroup, known: Factors) -> float | None:
-    grams = known.co2_g(group)
-    return None if grams is None else grams / 1000
-
-
 FIGURES = (
     Figure("jobs", "Jobs", lambda group, _: float(group.jobs), 2),
     Figure("core_hours", "Core h", _sum("core_s", HOUR_S), 0),
     Figure("used_core_hours", "used", _sum("cpu_s", HOUR_S), 5),
     Figure("wasted_core_hours", "wasted", _sum("wasted_core_s", HOUR_S), 1),
-    Figure("used_ratio", "CPU", _used_ratio, 1),
+    Figure("used_ratio", "CPU", lambda group, _: group.cpu_ratio, 1),
     Figure("gpu_hours", "GPU h", _sum("gpu_s", HOUR_S), 4),
     Figure("used_gpu_hours", "GPU used", _sum("gpu_busy_s", HOUR_S), 5),
     Figure("memory_gib_hours", "GiB h", _sum("memory_byte_s", GIB * HOUR_S), 6),
     Figure("energy_kwh", "kWh", _sum("energy_joules", JOULES_PER_KWH), 3),
 )
-CO2 = Figure("co2_kg", "CO2 kg", _co2_kg, 3)
+CO2 = Figure("co2_kg", "CO2 kg", lambda group, known: None if (g := known.co2_g(group)) is None else g / 1000, 3)
 COST = Figure("cost", "Cost", lambda group, known: known.cost(group), 2)
 RANK_OF_SHARE = 2
 
@@ -121,62 +111,37 @@ def run(options: argparse.Namespace) -> int:
     by = options.by or ["user"]
     known = read_factors(options.factors)
     now = int(time.time())
-    options.since = _month(now) if options.since is None else options.since
+    if options.since is None:
+        options.since = calendar.timegm((*time.gmtime(now)[:2], 1, 0, 0, 0))
     options.until = now if options.until is None else options.until
     selection.check_interval(options)
     with archives.open_archive(options) as archive:
         scope = archives.scope_of(options, archive)
         where = archives.filter_of(options, scope.users)
         groups = archive.usage(where, by)
-    figures = [*FIGURES, *([CO2] if known.co2_per_kwh is not None else []), *([COST] if _has_cost(known) else [])]
+    has_cost = known.price_per_kwh is not None or known.price_per_core_hour is not None
+    figures = [*FIGURES, *([CO2] if known.co2_per_kwh is not None else []), *([COST] if has_cost else [])]
     span = next((n for n, word in enumerate(by) if word in SPANS), None)
-    if span is not None:
-        groups = _in_time(groups, span)
+    if span is not None:  # those of one user or project together, the largest first, and in order
+        sizes: dict[tuple[str, ...], float] = defaultdict(float)
+        for group in groups:
+            sizes[group.keys[:span]] += group.sums["core_s"] or 0.0
+        groups = sorted(groups, key=lambda one: (-sizes[one.keys[:span]], one.keys))
     if options.json:
         rows = [_row(group, by, figures, known) for group in groups]
         print(json.dumps({"since": options.since, "until": options.until, "by": by, "groups": rows}, allow_nan=False))
     elif options.csv:
-        _print_csv(groups, by, figures, known)
+        rows = [_row(group, by, figures, known) for group in groups]
+        archives.print_csv([*by, *[figure.name for figure in figures]], rows)
     else:
         _print_table(groups, by, figures, known, Clock().interval(options.since, options.until))
     archives.print_note(scope.note, not (options.json or options.csv))
     return 0
 
 
-def _in_time(groups: Sequence[UsageGroup], span: int) -> list[UsageGroup]:
-    """Return groups with the months, weeks or days of one user or project together and in order, the largest first.
-
-    Args:
-        groups: to be sorted.
-        span: place of the month, week or day among their keys.
-    """
-    sizes: dict[tuple[str, ...], float] = defaultdict(float)
-    for one in groups:
-        sizes[one.keys[:span]] += one.sums["core_s"] or 0.0
-    return sorted(groups, key=lambda one: (-sizes[one.keys[:span]], one.keys))
-
-
-def _has_cost(known: Factors) -> bool:
-    return known.price_per_kwh is not None or known.price_per_core_hour is not None
-
-
-def _month(now: int) -> int:
-    when = time.gmtime(now)
-    return now - ((when.tm_mday - 1) * 86400 + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec)
-
-
 def _row(group: UsageGroup, by: Sequence[str], figures: Sequence[Figure], known: Factors) -> dict[str, Any]:
     values = {figure.name: figure.value(group, known) for figure in figures}
     return {**dict(zip(by, group.keys)), **values, "jobs": group.jobs}
-
-
-def _print_csv(groups: Sequence[UsageGroup], by: Sequence[str], figures: Sequence[Figure], known: Factors) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    names = [*by, *[figure.name for figure in figures]]
-    writer.writerow(names)
-    for group in groups:
-        row = _row(group, by, figures, known)
-        writer.writerow([archives.csv_cell(row[name]) for name in names])
 
 
 def _texts(figure: Figure, groups: Sequence[UsageGroup], known: Factors) -> list[str]:
@@ -209,15 +174,11 @@ def _print_table(
             if figure.name == "jobs" and len(lines) > len(groups) and {"host", *SPANS}.intersection(by):
                 cells[-1] = UNKNOWN  # a job of several months or hosts counts in each
             columns.append(archives.TableColumn(figure.heading, cells, rank=figure.rank))
-    shares = [_share(group, whole) for group in groups]
+    all_s = whole.sums["core_s"]
+    shares = [held / all_s if all_s and (held := group.sums["core_s"]) is not None else None for group in groups]
     cells = [f"{archives.bar(share, BAR)} {percent(share):>5}" for share in shares]
     columns.append(archives.TableColumn("Share", [*cells, *[""] * (len(lines) - len(groups))], False, RANK_OF_SHARE))
     styles = ["" if n < len(groups) else "bold" for n in range(len(lines))]
     archives.print_table(columns, archives.width(), styles, "--csv and --json have all")
     for text in known.sources:
         print(clean(text))
-
-
-def _share(group: UsageGroup, whole: UsageGroup) -> float | None:
-    held, all_s = group.sums["core_s"], whole.sums["core_s"]
-    return None if not all_s or held is None else held / all_s

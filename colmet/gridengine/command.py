@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from colmet.commands import remote
-from colmet.commands.top.view import clean
+from colmet.commands.top_view import clean
 from colmet.common.config import cli
 from colmet.common.config.cli import did_you_mean
 from colmet.common.errors import ConfigError

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners
-from colmet.commands import logins
+from colmet.commands import remote
 from colmet.commands.remote import TOKEN, reason_of
-from colmet.commands.top.view import clean
+from colmet.commands.top_view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.http_client import (
     HttpClient,
@@ -177,9 +177,9 @@ class QmemClient:
 def _authorization(url: str) -> str:
     """Return the header Authorization of a URL; "" without a login; raise ConfigError for an invalid one."""
     token = os.environ.get(TOKEN, "")
-    if token and not logins.SECRET.fullmatch(token):
+    if token and not remote.SECRET.fullmatch(token):
         raise ConfigError(f"{TOKEN} of the environment: not a token")
     if token:
         return f"Bearer {token}"
-    kept = logins.find(url)
+    kept = remote.find_login(url)
     return "" if kept is None else kept.authorization

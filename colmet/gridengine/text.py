@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from colmet.commands.top.view import Line, Part, clean
+from colmet.commands.top_view import Line, Part, clean
 from colmet.gridengine.model import GIB, UNKNOWN, HostMemory, JobMemory, MemoryReport
 
 BAR = 40  # characters

@@ -56,13 +56,10 @@ def number(value: Value) -> float | None:
 
 
 class Case:
-    """A job with all that a rule may ask of it.
+    """A job with all that a rule may ask of it: its `row` has the values by name of `COLUMNS`.
 
-    Args:
-        row: values of the job, by name of `COLUMNS`.
-        earlier: returns the totals at the latest moment that is not later than the given one; None without any.
-        report: returns the job's report, from the archive; None if it is no longer there.
-        is_shared: returns whether other jobs run on its nodes.
+    `earlier` returns the totals at the latest moment that is not later than the given one, `report` the job's report
+    from the archive, each None without any; `is_shared` whether other jobs run on its nodes.
     """
 
     def __init__(
@@ -96,13 +93,9 @@ class TotalsGrowth(NamedTuple):
     elapsed_s: float
     by_name: dict[str, float]
 
-    def get(self, name: str) -> float | None:
-        """Return the growth of a total; None if unknown."""
-        return self.by_name.get(name)
-
     def share(self, part: str, whole: str) -> float | None:
         """Return the ratio of two totals' growth; None if unknown, or of nothing."""
-        some, of = self.get(part), self.get(whole)
+        some, of = self.by_name.get(part), self.by_name.get(whole)
         return None if some is None or not of else some / of
 
 
@@ -125,24 +118,20 @@ def _idle(case: Case) -> str | None:
     gpu_use = grown.share("gpu_busy_s", "gpu_s")
     if gpu_use is not None and gpu_use >= GPU_IDLE_USE:
         return None
-    moved = (grown.get("calls_read_bytes") or 0.0) + (grown.get("calls_written_bytes") or 0.0)
+    moved = sum(grown.by_name.get(name, 0.0) for name in ("calls_read_bytes", "calls_written_bytes"))
     if moved >= COPYING * grown.elapsed_s:
         return None
-    cpu, core = grown.by_name["cpu_s"], grown.by_name["core_s"]
+    held = grown.by_name["core_s"] / grown.elapsed_s
+    of = counted(round(held), "cores") if abs(round(held) - held) < 0.05 else f"{held:.1f} cores"
     return (
-        f"Almost idle: used {cores(cpu / grown.elapsed_s)} of {_cores(core / grown.elapsed_s)} in the last "
+        f"Almost idle: used {cores(grown.by_name['cpu_s'] / grown.elapsed_s)} of {of} in the last "
         f"{duration(grown.elapsed_s)}. Is it waiting for input, or already finished? Cancel it if it is not needed."
     )
 
 
-def _cores(number_of: float) -> str:
-    rounded = round(number_of)
-    return counted(rounded, "cores") if abs(rounded - number_of) < 0.05 else f"{number_of:.1f} cores"
-
-
 def _gpu_idle(case: Case) -> str | None:
     grown = case.growth(GPU_IDLE_S)
-    held = None if grown is None else grown.get("gpu_s")
+    held = None if grown is None else grown.by_name.get("gpu_s")
     if grown is None or not held:
         return None
     use, unused = grown.share("gpu_busy_s", "gpu_s"), grown.share("gpu_idle_s", "gpu_s")
@@ -173,7 +162,7 @@ def _memory_high(case: Case) -> str | None:
 
 def _metadata(case: Case) -> str | None:
     grown = case.growth(METADATA_S)
-    operations = None if grown is None else grown.get("lustre_metadata_ops")
+    operations = None if grown is None else grown.by_name.get("lustre_metadata_ops")
     if grown is None or operations is None or operations < METADATA_RATE * grown.elapsed_s:
         return None
     others = ", with those of other jobs on its nodes" if case.is_shared() else ""

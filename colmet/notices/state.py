@@ -61,22 +61,14 @@ class Key(NamedTuple):
 
 
 class State:
-    """The state of notices. Also a context manager that closes it.
+    """The state of notices, in a file. Also a context manager that closes it; StateError if it cannot be used.
 
-    Args:
-        path: of the file; None for an empty one in memory, for a dry run.
-        writable: whether it is created if missing, and written; no other run may use it meanwhile.
-        now: seconds since 1970.
-
-    Attributes:
-        since: seconds since 1970 of the first run; None if there was none.
-
-    Raises:
-        StateError: it cannot be used.
+    A `writable` one is created if missing, and no other run may use it meanwhile. `since` is the time of the first run
+    in seconds since 1970; None if there was none.
     """
 
-    def __init__(self, path: str | None, writable: bool, now: float) -> None:
-        self.path = path or ""
+    def __init__(self, path: str, writable: bool, now: float) -> None:
+        self.path = path
         self._now = int(now)
         try:
             self._database = self._opened(path, writable)
@@ -89,8 +81,8 @@ class State:
         except (OSError, sqlite3.Error) as err:
             raise self._failure(err) from err
 
-    def _opened(self, path: str | None, writable: bool) -> sqlite3.Connection:
-        if path is None or (not writable and not os.path.exists(path)):
+    def _opened(self, path: str, writable: bool) -> sqlite3.Connection:
+        if not writable and not os.path.exists(path):
             return sqlite3.connect(":memory:", isolation_level=None)
         if writable:
             files.make(os.path.dirname(os.path.abspath(path)), 0o700)
@@ -141,7 +133,6 @@ class State:
             raise self._failure(err) from err
 
     def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
         try:
             return self._database.execute(query, values).fetchall()
         except sqlite3.Error as err:
@@ -150,13 +141,7 @@ class State:
     # -- jobs --
 
     def note(self, rows: Sequence[Row], running: Sequence[Row], longest_s: float) -> None:
-        """Note jobs as seen, and the totals of the running ones; forget jobs that were not seen for long.
-
-        Args:
-            rows: all jobs of this run.
-            running: those whose totals are kept.
-            longest_s: the longest time that a rule looks back.
-        """
+        """Note jobs as seen, and the totals of the running ones, as long as a rule looks back; forget former jobs."""
         known = {tuple(key) for key in self._read("SELECT job, start FROM jobs")}
         here = {(row["job"], row["start"]) for row in rows}
         moves = []
@@ -165,14 +150,18 @@ class State:
                 moves += self._former(row, here)
         changed = [(f"UPDATE OR REPLACE {table} SET start = ? WHERE job = ? AND start = ?", moves) for table in _OF_JOB]
         seen = [(row["job"], row["start"], int(row["end"] or row["start"]), self._now) for row in rows]
-        fresh = [
-            (row["job"], row["start"], int(reading.time), json.dumps(reading.totals))
-            for row in running
-            for reading in [reading_of(row)]
-            if self._is_due(row, reading, longest_s)
-        ]
+        fresh, keys = [], [(row["job"], row["start"]) for row in running]
+        for key, reading in zip(keys, map(reading_of, running)):
+            ((last,),) = self._read("SELECT max(time) FROM readings WHERE job = ? AND start = ?", key)
+            if last is None or reading.time - last >= longest_s / STEPS:
+                fresh.append((*key, int(reading.time), json.dumps(reading.totals)))
         gone = "DELETE FROM readings WHERE (job, start) IN (SELECT job, start FROM jobs WHERE seen < ?)"
         newest = "DELETE FROM jobs WHERE rowid NOT IN (SELECT rowid FROM jobs ORDER BY seen DESC, rowid DESC LIMIT ?)"
+        # keeps one reading older than the longest time, and all later ones
+        thinned = (
+            "DELETE FROM readings WHERE job = ? AND start = ? AND time < "
+            "(SELECT max(time) FROM readings WHERE job = ? AND start = ? AND time <= ?)"
+        )
         orphan = "DELETE FROM {} WHERE (job, start) NOT IN (SELECT job, start FROM jobs)"
         self._write(
             *changed,
@@ -182,7 +171,7 @@ class State:
             ("DELETE FROM jobs WHERE seen < ?", [(self._now - KEPT_S,)]),
             (newest, [(MOST_JOBS,)]),
             *[(orphan.format(table), [()]) for table in _OF_JOB[1:]],
-            *[self._thinned(row, longest_s) for row in running],
+            (thinned, [(*key, *key, reading_of(row).time - longest_s) for row, key in zip(running, keys)]),
             ("DELETE FROM mails WHERE day < date(?, 'unixepoch', '-7 days')", [(self._now,)]),
         )
 
@@ -195,22 +184,6 @@ class State:
             for start, last in found
             if (row["job"], start) not in here and start <= end and last >= row["start"]
         ][:1]
-
-    def _is_due(self, row: Row, reading: TotalsReading, longest_s: float) -> bool:
-        key = row["job"], row["start"]
-        ((last,),) = self._read("SELECT max(time) FROM readings WHERE job = ? AND start = ?", key)
-        return last is None or reading.time - last >= longest_s / STEPS
-
-    @staticmethod
-    def _thinned(row: Row, longest_s: float) -> tuple[str, list[Sequence[object]]]:
-        """Return the statement that keeps one reading older than the longest time, and all later ones."""
-        oldest = reading_of(row).time - longest_s
-        where = "job = ? AND start = ?"
-        statement = (
-            f"DELETE FROM readings WHERE {where} AND time < "
-            f"(SELECT max(time) FROM readings WHERE {where} AND time <= ?)"
-        )
-        return statement, [(row["job"], row["start"], row["job"], row["start"], oldest)]
 
     def earlier(self, job: int, start: int, time: float) -> TotalsReading | None:
         """Return the latest reading of a job that is not later than `time`."""
@@ -252,13 +225,12 @@ class State:
 
     def mails(self, recipient: str, day: str) -> int:
         """Return the number of mails to a recipient on a day."""
-        found = self._read("SELECT mails FROM mails WHERE recipient = ? AND day = ?", (recipient, day))
-        return int(found[0][0]) if found else 0
+        found = self._read("SELECT sum(mails) FROM mails WHERE recipient = ? AND day = ?", (recipient, day))
+        return found[0][0] or 0
 
     def suppressed(self, recipient: str) -> int:
         """Return the number of suppressed notices since the last mail to a recipient."""
-        found = self._read("SELECT suppressed FROM mails WHERE recipient = ?", (recipient,))
-        return int(found[0][0]) if found else 0
+        return self._read("SELECT sum(suppressed) FROM mails WHERE recipient = ?", (recipient,))[0][0] or 0
 
     def mailed(self, recipient: str, day: str) -> None:
         """Count a mail."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.commands import archive_rebuild, colmet
+from colmet.commands import archive, colmet
 from tests.beds.search import KINDS, Server, available
 from tests.support.archive_fleet import cluster, collected, content
 
@@ -32,8 +32,8 @@ def test_an_archive_made_again_from_a_database_equals_the_first_one(server, tmp_
         return server.ask("GET", f"/{indices}/_count")["count"] == rows
 
     collected(scripts, tmp_path, *written, is_stored=is_stored)
-    windows = archive_rebuild.windows
-    monkeypatch.setattr(archive_rebuild, "windows", lambda amounts: windows(amounts, 100_000))
+    windows = archive.windows
+    monkeypatch.setattr(archive, "windows", lambda amounts: windows(amounts, 100_000))
     config = tmp_path / "reader.toml"
     config.write_text(f'elastic-host = "{server.url}"\n')
     words = ("--archive", str(tmp_path / "none"), "--config", str(config), "--output", str(again))

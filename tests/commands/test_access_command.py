@@ -31,7 +31,7 @@ def cheap(monkeypatch):
             raise ValueError("a password has 1 to 1024 characters")
         return Password(2, 1, 1, bytes(16), _scrypt(given, 2, 1, 1, bytes(16)))
 
-    monkeypatch.setattr(command, "make_password", make)
+    monkeypatch.setattr(command.credentials, "make_password", make)
 
 
 @pytest.fixture

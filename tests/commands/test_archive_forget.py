@@ -42,7 +42,7 @@ def site(stored, tmp_path, monkeypatch):
             shutil.copy(one, tmp_path)
     (tmp_path / "collector.toml").write_text(f'hdf5-filepath = "{tmp_path}/cluster"\n')
     logged = []
-    monkeypatch.setattr("colmet.commands.archive_forget.syslog.syslog", lambda _level, text: logged.append(text))
+    monkeypatch.setattr("colmet.commands.archive.syslog.syslog", lambda _level, text: logged.append(text))
     return Site(tmp_path, logged)
 
 
@@ -103,12 +103,6 @@ def test_all_of_a_user_is_removed_and_nothing_of_others(site, capsys):
     assert "user=alice" in line
     assert f"jobs={len(alice)}" in line
     assert "by=" in line
-
-
-def test_a_dry_run_names_no_pseudonym_as_none_is_used(site, capsys):
-    status, out, _ = site.call(capsys, "--user", "alice", "--pseudonym", "--dry-run")
-    assert status == 0 and "would lose the name of the user, of the job, and its dependency" in out
-    assert "user-" not in out
 
 
 def test_a_pseudonym_keeps_the_figures(site, capsys):
@@ -223,6 +217,9 @@ def test_a_dry_run_changes_nothing(site, capsys):
     assert "would lose" in out
     assert {path.name: path.read_bytes() for path in site.files()} == before
     assert not site.logged
+    status, out, _ = site.call(capsys, "--user", "alice", "--pseudonym", "--dry-run")
+    assert status == 0 and "would lose the name of the user, of the job, and its dependency" in out
+    assert "user-" not in out, "no pseudonym is used"
 
 
 def test_it_asks_on_a_terminal_alone(site, capsys, monkeypatch):

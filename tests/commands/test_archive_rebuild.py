@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from colmet.collector.backends.hdf5.library import tables
-from colmet.commands import archive_rebuild, colmet
+from colmet.commands import archive, colmet
 from colmet.jobs.archive.store import SUFFIX, ArchiveStore, lock
 from colmet.jobs.columns import MEASURED
 from tests.support.archive_fleet import cluster, collected, content
@@ -37,10 +37,10 @@ def stored(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("window_bytes", [archive_rebuild.WINDOW_BYTES, 40_000])
+@pytest.mark.parametrize("window_bytes", [archive.WINDOW_BYTES, 40_000])
 def test_an_archive_made_again_from_hdf5_equals_the_first_one(stored, tmp_path, capsys, monkeypatch, window_bytes):
-    windows = archive_rebuild.windows
-    monkeypatch.setattr(archive_rebuild, "windows", lambda amounts: windows(amounts, window_bytes))
+    windows = archive.windows
+    monkeypatch.setattr(archive, "windows", lambda amounts: windows(amounts, window_bytes))
     prefix, again = stored / "cluster", tmp_path / "again.sqlite"
     status, _, err = call(capsys, "rebuild", "--archive", tmp_path / "none", "--hdf5", prefix, "--output", again)
     assert (status, err) == (0, "")

@@ -20,7 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Sample, Table
 from colmet.node.agent_tables import FAILED, LATE
 from colmet.node.delivery.spool import Dropped
-from colmet.stored import gap_finder, hdf5
+from colmet.stored import gap_finder
 from tests.support.made_up_node import JOBS, NODE, NS, PERIOD, START, Node
 from tests.support.outputs import write
 
@@ -79,15 +79,6 @@ def test_a_last_row_is_not_missing_where_the_agent_ends_in_the_second_of_its_job
         node.arrived.append(node.completeness.add(batch, node.period, ends))
     lines = node.lines(tmp_path)
     assert all(line.found.missing == 0 and not line.found.twice for line in lines.values())
-
-
-def test_no_job_no_row_and_nothing_missing(tmp_path):
-    node = Node()
-    node.ticks(20)
-    node.ticks(40, jobs=())
-    node.ticks(20, jobs=(3,))
-    lines = node.lines(tmp_path)
-    assert lines[JOBS.name].found[:3] == (60, 0, ())
 
 
 def test_batches_dropped_beyond_the_bound_are_reported_with_their_times(tmp_path):
@@ -201,22 +192,6 @@ def test_rows_after_the_last_account_of_a_node_that_was_killed_are_not_missing(t
     assert lines[NODE.name].found.here == 202 * a_second
 
 
-@pytest.mark.parametrize("later", [0, 1, 4])
-def test_a_node_that_is_started_again_at_once_begins_again(tmp_path, later):
-    """In the same second, or in the next one."""
-    node = Node(period=0.1)
-    node.ticks(205)
-    node.tick(ends=True)
-    node.now += later
-    node.start()
-    node.ticks(100)
-    node.ticks(30, lost="silently")
-    node.ticks(700)
-    (found,) = [line.found for name, line in node.lines(tmp_path).items() if name == NODE.name]
-    assert found.twice == 0
-    assert sum(gap.rows for gap in found.gaps if gap.why == gap_finder.NOT_HERE) == 30
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_agents_that_follow_each_other_within_seconds_are_distinguished(tmp_path, seed):
     """Accounts come at any time of the second in which the one ends and the next one starts."""
@@ -289,16 +264,6 @@ def test_rows_that_two_files_have_count_once(tmp_path):
     write(Hdf5Output(paths[1]), node.arrived[30:])
     found = {line.table: line.found for line in completeness.look(completeness.read(paths), None, None, None)}
     assert (found[JOBS.name].here, found[JOBS.name].missing, found[JOBS.name].twice) == (120, 0, 0)
-
-
-def test_ticks_of_a_fraction_of_a_second_are_counted(tmp_path):
-    node = Node(period=0.2, ledger_s=7)
-    node.ticks(300)
-    node.ticks(57, lost="dropped")
-    node.ticks(200)
-    lines = node.lines(tmp_path)
-    assert (lines[NODE.name].found.here, lines[NODE.name].found.missing) == (500, 57)
-    assert [gap[2:] for gap in spans(lines[JOBS.name])] == [(57, 114, gap_finder.DROPPED)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -418,11 +383,6 @@ def test_the_command_refuses_what_it_cannot_read(tmp_path):
         completeness.read([str(tmp_path / "none.hdf5")])
 
 
-@pytest.mark.parametrize(("here", "due", "text"), [(10, 10, "100 %"), (9999999, 10**7, "99.99 %"), (20, 22, "91 %")])
-def test_a_hundred_percent_is_all(here, due, text):
-    assert completeness.stored_percent(here, due) == text
-
-
 @pytest.mark.parametrize("table", [JOBS.name, "completeness_default"])
 def test_a_table_of_a_later_version_ends_the_command(tmp_path, table):
     node = Node()
@@ -451,12 +411,3 @@ def test_tables_of_others_are_not_counted_wherever_they_are(tmp_path):
             file["job_1/taskstats_default"].attrs["backend_version"] = attribute
     os.utime(path, (START, START))
     assert node.lines(tmp_path) == before
-
-
-def test_each_part_of_a_file_goes_on_after_the_one_before(tmp_path, monkeypatch):
-    node = Node()
-    node.ticks(50, jobs=range(1, 30))
-    before = node.lines(tmp_path)
-    monkeypatch.setattr(hdf5, "PART_S", 0.0)
-    assert node.lines(tmp_path) == before
-    assert before[JOBS.name].found.here == 29 * 50

@@ -26,8 +26,6 @@ from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live
 NODES = 100
-WITHIN_S = 2.0
-TRIES = 5  # of which one is to be as fast: the machine may run other tests at the same time
 
 
 class Options:
@@ -132,16 +130,9 @@ def configure(socket, *arguments):
 def test_a_hundred_nodes_are_changed_at_once(site, capsys):
     socket, connect = site
     nodes = connect([f"node-{n}" for n in range(NODES)])
-    took_s = []
-    for period in range(1, 1 + TRIES):
-        began = time.monotonic()
-        assert configure(socket, "--all", "--sample-period", f"{period}.5") == 0
-        took_s.append(time.monotonic() - began)
-        assert capsys.readouterr().out == f"{NODES} changed, 0 were so already, 0 refused, 0 did not answer\n"
-        assert set(nodes.periods.values()) == {period + 0.5}
-        if took_s[-1] < WITHIN_S:
-            return
-    pytest.fail(f"never within {WITHIN_S} s: {took_s}")
+    assert configure(socket, "--all", "--sample-period", "1.5") == 0
+    assert capsys.readouterr().out == f"{NODES} changed, 0 were so already, 0 refused, 0 did not answer\n"
+    assert set(nodes.periods.values()) == {1.5}
 
 
 def test_nodes_that_do_not_are_named_apart(site, capsys):

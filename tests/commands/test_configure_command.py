@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 
 import pytest
 
 from colmet.commands import colmet
 from colmet.common.daemon.control import Control
 from colmet.common.errors import Refused
-from tests.support.daemons import Daemon
-from tests.support.waiting import free_port
 
 
 @pytest.fixture
@@ -104,33 +100,3 @@ def test_why_it_is_not_done_is_said(daemon, socket, capsys):
 def test_no_daemon_no_change(socket, capsys):
     assert configure(socket, "--sample-period", "1") == 1
     assert "no daemon listens on" in capsys.readouterr().err
-
-
-@pytest.mark.live
-def test_a_node_that_runs_ticks_at_the_configured_period(tmp_path, socket, capsys):
-    uri = f"tcp://127.0.0.1:{free_port()}"
-    with contextlib.ExitStack() as stack:
-        collector = Daemon(
-            *("colmet.collector.main", tmp_path / "collector", "--zeromq-bind-uri", uri, "--buffer-size", "1"),
-            *("--enable-stdout-backend", "--stdout-format", "json", "--control-socket", ""),
-        )
-        node = Daemon(
-            *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "3600", "--state-dir", ""),
-            *("--mapping-dir", "", "--spool-dir", "", "--control-socket", socket),
-        )
-        for daemon in (node, collector):
-            stack.callback(daemon.process.communicate)
-            stack.callback(daemon.process.kill)
-        collector.said("listening")
-        node.said("backend on backend=cgroup")
-        until = time.monotonic() + 20
-        while configure(socket, "--sample-period", "0.2"):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert "sample_period: 3600.0 -> 0.2\n" in capsys.readouterr().out
-        times = set()
-        while len(times) < 4:  # the first one at 3600 s would be long in coming
-            times.add(json.loads(collector.process.stdout.readline())["timestamp"])
-        assert configure(socket, "--sample-period", "3600", "--perf-events", "page_faults") == 1
-        assert "perf events are not counted on this node; start it with --enable-perfhw" in capsys.readouterr().out
-        assert node.stop()[0] == 0

@@ -1,17 +1,12 @@
-"""`colmet enrol`: one command for a node, and for five hundred; and a cluster that is set up with it."""
+"""`colmet enrol`: one command for a node, and for five hundred."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +19,6 @@ from colmet.common.errors import ConfigError
 from colmet.common.transport import authenticator, curve
 from colmet.node import main as node_main
 from colmet.node.delivery import link
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -116,6 +109,21 @@ def test_a_node_that_cannot_be_pushed_keeps_no_other_from_its_files(folder, tmp_
     assert "down: unreachable; its files stay" in printed.err
     assert f"lost: {folder}/enrolled/lost/node.secret: No such file" in printed.err
     assert (folder / "enrolled/down/node.secret").exists()
+
+
+def test_a_pushed_node_has_its_files_and_another_machine_of_that_address_has_none(folder, tmp_path, capsys):
+    """The script for a node's shell runs here, on a machine of that name."""
+    (tmp_path / "uname").write_text("#!/bin/sh\necho node-1\n")
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nPATH={tmp_path}:$PATH exec sh -c "$2"\n')
+    for name in ("uname", "ssh"):
+        (tmp_path / name).chmod(0o755)
+    here = tmp_path / "here"
+    assert enrol(here, "node-1", "stranger", "--push", "--ssh", str(tmp_path / "ssh")) == 1
+    assert "stranger: its name is node-1; its files stay in" in capsys.readouterr().err
+    assert os.listdir(here / "enrolled") == ["stranger"], "a node's secret stays on the collector"
+    pair = read_pair(f"{folder}/node.secret", "--x")
+    assert KnownKeys(f"{here}/nodes", "--x").owner(pair.public) == "node-1" and mode(folder / "node.secret") == 0o600
+    assert read_public(f"{folder}/collector.key", "--x") == read_pair(f"{here}/collector.secret", "--x").public
 
 
 def test_a_folder_that_is_named_from_the_current_one(tmp_path, monkeypatch):
@@ -216,118 +224,3 @@ def test_without_them_all_is_as_it_was(folder):
     (folder / "collector.key").write_text("x")  # on the collector's machine, whose node has no keys
     (folder / "nodes").mkdir()
     assert curve.files(options_of(node_main)) is None and authenticator.files(options_of(collector_main)) is None
-
-
-# -- a cluster, with the real commands --
-
-# Machines of one network, each with its own name and /etc/colmet. Arguments: name, folder, command.
-MACHINE = """
-hostname "$1" && mount --bind "$2/etc" /etc/colmet && mount --bind "$2/run" /run/colmet && shift 2 && exec "$@"
-"""
-SSH = """#!/bin/sh
-# as ssh: the name of the machine, and a command for its shell
-to=${{SENT_TO:-$1}}
-exec unshare --mount --uts sh -c '{machine}' sh "$to" {folder}/"$to" sh -c "$2"
-"""
-
-
-@pytest.fixture
-def cluster(tmp_path, root, mounts):
-    """A network namespace; machines in it are made by `Cluster.command`."""
-    made = Cluster(tmp_path)
-    yield made
-    made.close()
-
-
-class Cluster:
-    def __init__(self, folder):
-        self.folder = folder
-        self.running = []
-        self.made = [place for place in ("/etc/colmet", "/run/colmet") if not os.path.isdir(place)]
-        for place in self.made:
-            os.makedirs(place)  # to mount on
-        for name in ("head", "node-1", "node-2", "stranger"):
-            for one in ("etc", "run"):
-                (folder / name / one).mkdir(parents=True)
-            shutil.copy(ROOT / "packaging/etc/node.toml", folder / name / "etc")
-        text = (ROOT / "packaging/etc/collector.toml").read_text()
-        text = text.replace("/var/lib/colmet/colmet", f"{folder}/data/rows")
-        (folder / "head/etc/collector.toml").write_text(text)
-        (folder / "data").mkdir()
-        self.ssh = folder / "ssh"
-        self.ssh.write_text(SSH.format(machine=MACHINE.strip(), folder=folder))
-        self.ssh.chmod(0o755)
-        # a process that holds the network
-        self.holder = subprocess.Popen(["unshare", "--net", "sh", "-c", "ip link set lo up; exec sleep 600"])
-        until = time.monotonic() + 10
-        while os.readlink(f"/proc/{self.holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            assert time.monotonic() < until
-            time.sleep(0.02)
-
-    def command(self, name, *words):
-        inside = ["nsenter", "-t", str(self.holder.pid), "--net", "unshare", "--mount", "--uts"]
-        return [*inside, "sh", "-c", MACHINE.strip(), "sh", name, str(self.folder / name), *words]
-
-    def run(self, name, *words):
-        return subprocess.run(self.command(name, *words), capture_output=True, text=True, timeout=60, check=True).stdout
-
-    def start(self, name, module, *options):
-        log = (self.folder / name / f"{module}.log").open("w")
-        words = self.command(name, sys.executable, "-m", module, *options)
-        with log:
-            self.running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT))
-
-    def log(self, name, module):
-        return (self.folder / name / f"{module}.log").read_text()
-
-    def wait_for(self, condition):
-        until = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < until, "\n".join([path.read_text() for path in self.folder.glob("*/*.log")])
-            time.sleep(0.2)
-
-    def close(self):
-        for process in (*self.running, self.holder):
-            process.terminate()
-        for process in (*self.running, self.holder):
-            process.wait(30)
-        for place in self.made:
-            with contextlib.suppress(OSError):
-                os.rmdir(place)
-
-
-NODE = ("colmet.node.main", "--config", "/etc/colmet/node.toml", "-s", "0.5", "--spool-dir", "", "--state-dir", "")
-
-
-@pytest.mark.slow
-def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
-    """The commands of docs/keys.md: what the package of the collector runs, and `colmet enrol`."""
-    colmet = (sys.executable, "-m", "colmet.commands.colmet")
-    for name in ("node-1", "node-2", "stranger"):  # their package starts them, and they wait
-        cluster.start(name, *NODE)
-    cluster.run("head", *colmet, "keygen", "collector", "--if-missing")
-    cluster.start("head", "colmet.collector.main", "--config", "/etc/colmet/collector.toml", "-s", "0.2")
-    cluster.wait_for(lambda: " listening uri=" in cluster.log("head", "colmet.collector.main"))
-    cluster.wait_for(lambda: "no collector is named" in cluster.log("node-2", "colmet.node.main"))
-    printed = cluster.run(
-        *("head", *colmet, "enrol", "node-1", "node-2", "--collector", "tcp://127.0.0.1:5556"),
-        *("--push", "--ssh", str(cluster.ssh)),
-    )
-    assert re.findall(r"^(\w+) (node-\d)", printed, re.M) == [
-        *(("enrolled", "node-1"), ("enrolled", "node-2"), ("pushed", "node-1"), ("pushed", "node-2"))
-    ]
-    assert not os.listdir(cluster.folder / "head/etc/keys/enrolled"), "a node's secret stays on the collector"
-
-    status = (*colmet, "status", "collector")
-    cluster.wait_for(lambda: {"node-1", "node-2"} <= set(re.findall(r"node-\d", cluster.run("head", *status))))
-    for name in ("node-1", "node-2"):
-        cluster.wait_for(lambda name=name: "collector is there" in cluster.log(name, "colmet.node.main"))
-        assert "encryption is off" not in cluster.log(name, "colmet.node.main")
-    assert "keys are off" not in cluster.log("head", "colmet.collector.main")
-    assert cluster.log("stranger", "colmet.node.main").count("no collector is named") == 1
-
-    printed = subprocess.run(
-        cluster.command("head", *colmet, "enrol", "stranger", "--push", "--ssh", f"env SENT_TO=node-1 {cluster.ssh}"),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert printed.returncode == 1 and "stranger: its name is node-1; its files stay in" in printed.stderr

@@ -11,7 +11,6 @@ import sqlite3
 
 import pytest
 
-from colmet.commands import colmet
 from colmet.jobs.archive.store import ArchiveStore
 from colmet.jobs.columns import HOST_COLUMNS, JOB_COLUMNS, TEXT
 from tests.support.archive_data import summaries, write
@@ -37,21 +36,18 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def run(path, tmp_path, capsys, monkeypatch):
+def ask(run, path, tmp_path, monkeypatch):
     monkeypatch.setattr("colmet.commands.archives.os.geteuid", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
-    def run(*argv):
-        try:
-            status = colmet.main([*argv, "--archive", path])
-        except SystemExit as end:
-            status = end.code
+    def ask(*argv):
+        answer = run(*argv, "--archive", path)
         written = tmp_path / "out"
         text = written.read_text() if written.exists() else ""
         written.unlink(missing_ok=True)
-        return (status, *capsys.readouterr(), text)
+        return (*answer, text)
 
-    return run
+    return ask
 
 
 def spoil(path, value_of):
@@ -67,11 +63,11 @@ def spoil(path, value_of):
 
 
 @pytest.mark.parametrize("argv", FORMS, ids=" ".join)
-def test_hostile_texts_are_shown_as_text(path, run, argv):
+def test_hostile_texts_are_shown_as_text(path, ask, argv):
     advice = json.dumps([{"rule": EVIL, "text": EVIL}])
     texts = {"state": "done", "advice": advice, "rules": "cpu-low"}
     spoil(path, lambda name, column: texts.get(name, EVIL) if column.kind == TEXT else None)
-    status, out, err, page = run(*argv)
+    status, out, err, page = ask(*argv)
     assert status == 0, err
     if "--json" in argv:
         json.loads(out)
@@ -85,10 +81,10 @@ def test_hostile_texts_are_shown_as_text(path, run, argv):
 
 
 @pytest.mark.parametrize("seed", [*range(6), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 20)]])
-def test_values_of_other_types_are_no_defect(path, run, seed):
+def test_values_of_other_types_are_no_defect(path, ask, seed):
     draw = random.Random(seed)
     strange = ["x", b"\xff\x00", -1, 2**62, -(2**63), 1e308, float("inf"), float("-inf"), "", 0, "9" * 400]
     spoil(path, lambda name, _: draw.choice(strange) if draw.random() < 0.3 else None)
     for argv in FORMS:
-        status, _, err, _ = run(*argv)
+        status, _, err, _ = ask(*argv)
         assert status in (0, 1) and "Traceback" not in err, argv

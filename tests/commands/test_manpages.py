@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.commands import colmet, completion, programs
+from colmet.commands import colmet, completion
 from colmet.node.kernel.perfevents import NAMES_06
 from dev import generate, manpages
 from tests.support.place import require_programs
@@ -42,13 +42,13 @@ def described(text):
 def test_a_page_has_every_option(made, name):
     expected = options(PAGES[name].build())
     if name == "colmet-extract.1":
-        expected |= options(programs.COMMANDS["colmet extract"].build())
+        expected |= options(completion.COMMANDS["colmet extract"].build())
     assert described((made / "man" / name).read_text()) == expected
 
 
 def test_each_program_and_command_has_a_page(made):
     names = {path.name.rpartition(".")[0] for path in (made / "man").iterdir()}
-    assert names == {*programs.PROGRAMS, *[name.replace(" ", "-") for name in programs.COMMANDS]}
+    assert names == {*completion.PROGRAMS, *[name.replace(" ", "-") for name in completion.COMMANDS]}
     text = (made / "man/colmet.1").read_text()
     assert re.findall(r"^\\fBcolmet ([a-z]+)\\fR$", text, re.M) == list(colmet.COMMANDS)
 
@@ -61,10 +61,6 @@ def test_each_page_of_a_command_has_examples_and_exit_statuses(made):
 def test_the_page_of_the_node_has_the_names_of_perf_events(made):
     text = (made / "man/colmet-node.8").read_text()
     assert all(name in text for name in NAMES_06)
-
-
-def test_text_is_shown_as_it_is():
-    assert manpages.escape("'a-b' `c` \\d ^~") == r"\(aqa\-b\(aq \(gac\(ga \ed \(ha\(ti"
 
 
 @pytest.mark.slow
@@ -106,7 +102,7 @@ def test_the_packages_and_pip_install_the_same_programs():
     setup = set(scripts())
     installed = {name.removeprefix("usr/bin/") for name in listed("install") if name.startswith("usr/bin/")}
     assert setup == installed
-    assert setup - {"qmemview.py"} == set(programs.PROGRAMS)
+    assert setup - {"qmemview.py"} == set(completion.PROGRAMS)
 
 
 # -- completion --

@@ -19,70 +19,36 @@ from colmet.common.schema import UNITS
 from colmet.common.tables import schemas
 from colmet.jobs.report import text_charts
 from colmet.stored import sources
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.series import NODE
+from tests.support.made_up_history import START, MadeUp, S
 
-START = 1_700_000_000
 TIMES = [START, START + 5, START + 10]
 JOB = 4242
 
 
-class Stored(History):
+def stored_job():
     """A job on two hosts, and what the nodes themselves have, over a longer time."""
-
-    def __init__(self):
-        self.reads = []
-        self.warnings = ["jobs.hdf5: cannot be read"]
-        longer = [START - 5, *TIMES, START + 15]
-        self.rows = {
-            (JOB, "cgroup_default"): [
-                self.series("b", TIMES, cpu_usage=[0, 5e9, 15e9], memory_current=[1, 2, 3]),
-                self.series("a", TIMES, cpu_usage=[0, 5e9, 5e9], memory_current=[-1, -1, -1], user=[b"x"] * 3),
-            ],
-            (JOB, "taskstats_default"): [self.series("a", TIMES, read_bytes=[0, 1, 2])],
-            (JOB, "jobprocstats_default"): [self.series("a", TIMES, read_bytes=[0, 1, 2])],
-            (NODE, "procstats_default"): [self.series(h, longer, loadavg_1=[9, 1, 2, 3, 9]) for h in ("a", "b", "c")],
-        }
-
-    @staticmethod
-    def series(host, times, **columns):
-        arrays = {
-            name: np.array(values, "S" if isinstance(values[0], bytes) else np.int64)
-            for name, values in columns.items()
-        }
-        return Series("", host, JOB, np.array(times), arrays)
-
-    def tables(self, job):
-        return {
-            table: sorted({name for one in found for name in one.columns})
-            for (of, table), found in self.rows.items()
-            if of == job
-        }
-
-    def read(self, query):
-        self.reads.append((query.job, query.table))
-        found = []
-        for one in self.rows.get((query.job, query.table), []):
-            if query.hosts is None or one.host in query.hosts:
-                keep = (one.times >= (query.since or 0)) & (one.times <= (query.until or 1e12))
-                wanted = one.columns if query.columns is None else query.columns
-                some = {name: of[keep] for name, of in one.columns.items() if name in wanted}
-                found.append(Series(query.table, one.host, query.job, one.times[keep], some))
-        return sorted(found, key=lambda one: one.host)
-
-    def close(self):
-        pass
+    made = MadeUp()
+    made.add(JOB, "cgroup_default", "b", TIMES, cpu_usage=[0, 5 * S, 15 * S], memory_current=[1, 2, 3])
+    made.add(JOB, "cgroup_default", "a", TIMES, cpu_usage=[0, 5 * S, 5 * S], memory_current=-1, user=b"x")
+    for table in ("taskstats_default", "jobprocstats_default"):
+        made.add(JOB, table, "a", TIMES, read_bytes=[0, 1, 2])
+    for host in ("a", "b", "c"):
+        made.add(NODE, "procstats_default", host, [START - 5, *TIMES, START + 15], loadavg_1=[9, 1, 2, 3, 9])
+    return made
 
 
 @pytest.fixture
 def stored(monkeypatch, tmp_path):
-    history = Stored()
+    history = stored_job()
+    history.warnings = ["jobs.hdf5: cannot be read"]
     monkeypatch.setattr(sources, "open_history", lambda _: history)
     monkeypatch.chdir(tmp_path)
     return history
 
 
 def test_counters_are_rates_of_each_host_and_gauges_are_as_they_are():
-    cpu, memory = plot.gather(Stored(), JOB, ["cpu_usage", "memory_current"])
+    cpu, memory = plot.gather(stored_job(), JOB, ["cpu_usage", "memory_current"])
     assert (cpu.rate, cpu.unit.symbol) == (True, "cores")
     assert [line.name for line in cpu.lines] == ["a", "b"]
     assert cpu.lines[1].values.tolist() == pytest.approx([1, 2])
@@ -92,7 +58,7 @@ def test_counters_are_rates_of_each_host_and_gauges_are_as_they_are():
 
 
 def test_without_metrics_what_was_measured_of_cpu_memory_io_and_gpus_is_drawn(stored, tmp_path, capsys):
-    found = plot.gather(Stored(), JOB, [])
+    found = plot.gather(stored_job(), JOB, [])
     assert [one.choice.measure for one in found] == ["cpu_used", "memory", "charged_read"], "the others are not stored"
     assert [one.title for one in found] == ["CPU used", "Memory used", "Read"]
     assert colmet.main(["plot", str(JOB)]) == 0
@@ -100,7 +66,8 @@ def test_without_metrics_what_was_measured_of_cpu_memory_io_and_gpus_is_drawn(st
     for key in list(stored.rows):
         if key != (JOB, "cgroup_default"):
             del stored.rows[key]
-    stored.rows[JOB, "cgroup_default"] = [Stored.series("a", TIMES, user=[b"x"] * 3)]
+    stored.rows[JOB, "cgroup_default"] = {}
+    stored.add(JOB, "cgroup_default", "a", TIMES, user=b"x")
     assert colmet.main(["plot", str(JOB)]) == 1
     assert "name a metric" in capsys.readouterr().err
 
@@ -133,12 +100,9 @@ def test_a_time_without_samples_is_blank_in_the_terminal_and_a_low_value_is_not(
 
 
 def test_a_measure_is_drawn_of_the_best_source_that_each_host_has():
-    history = Stored()
-    history.rows[JOB, "jobprocstats_default"] = [
-        history.series("a", TIMES, memory_used=[4096, 8192, 4096], VmRSS=[9, 9, 9]),
-        history.series("b", TIMES, memory_used=[7, 7, 7], VmRSS=[9, 9, 9]),
-        history.series("c", TIMES, memory_used=[-1, -1, -1], VmRSS=[9, 9, 9]),
-    ]
+    history = stored_job()
+    for host, used in (("a", [4096, 8192, 4096]), ("b", 7), ("c", -1)):
+        history.add(JOB, "jobprocstats_default", host, TIMES, memory_used=used, VmRSS=9)
     (memory,) = plotted = plot.gather(history, JOB, ["memory"])
     drawn = {line.name: line.values.tolist() for line in memory.lines}
     assert drawn == {"a": [4096, 8192, 4096], "b": [1, 2, 3], "c": [9216, 9216, 9216]}
@@ -154,30 +118,24 @@ def test_a_measure_is_drawn_of_the_best_source_that_each_host_has():
 
 def test_a_measure_of_which_nothing_is_stored_is_no_metric():
     with pytest.raises(ConfigError, match="no metric 'tasks' is stored"):
-        plot.gather(Stored(), JOB, ["tasks"])
-
-
-def test_a_table_is_read_once():
-    history = Stored()
-    plot.gather(history, JOB, ["cpu_usage", "memory_current", "cgroup.cpu_usage"])
-    assert history.reads == [(JOB, "cgroup_default"), (NODE, "procstats_default")]  # the node's, for its CPUs
+        plot.gather(stored_job(), JOB, ["tasks"])
 
 
 def test_what_only_the_nodes_have_is_that_of_the_jobs_hosts_while_it_was_there():
-    (load,) = plot.gather(Stored(), JOB, ["loadavg_1"])
+    (load,) = plot.gather(stored_job(), JOB, ["loadavg_1"])
     assert load.choice.job == NODE
     assert {line.name: line.values.tolist() for line in load.lines} == {"a": [1, 2, 3], "b": [1, 2, 3]}
 
 
 def test_the_jobs_hosts_are_those_of_all_of_its_tables():
-    stored = Stored()
+    stored = stored_job()
     stored.rows = dict(reversed(stored.rows.items()))  # the first of the job's tables is of one host only
     (load,) = plot.gather(stored, JOB, ["loadavg_1"])
     assert {line.host for line in load.lines} == {"a", "b"}
 
 
 def test_a_host_and_an_interval():
-    (load,) = plot.gather(Stored(), JOB, ["loadavg_1"], Interval(START + 5, hosts=["b"]))
+    (load,) = plot.gather(stored_job(), JOB, ["loadavg_1"], Interval(START + 5, hosts=["b"]))
     assert {line.name: line.times.tolist() for line in load.lines} == {"b": TIMES[1:]}
 
 
@@ -192,20 +150,20 @@ def test_a_host_and_an_interval():
 )
 def test_a_metric_that_is_not_one_is_an_error_with_what_to_do(text, said):
     with pytest.raises(ConfigError) as err:
-        plot.gather(Stored(), JOB, [text])
+        plot.gather(stored_job(), JOB, [text])
     assert said in str(err.value) and "\x1b" not in str(err.value)
 
 
 def test_a_table_distinguishes_columns_of_the_same_name():
     for text in ("taskstats.read_bytes", "taskstats_default.read_bytes"):
-        (one,) = plot.gather(Stored(), JOB, [text])
+        (one,) = plot.gather(stored_job(), JOB, [text])
         assert one.choice.table == "taskstats_default"
 
 
 def test_an_unknown_job_and_one_without_values_are_errors():
     for job, wanted in ((1, Interval()), (JOB, Interval(START + 100)), (JOB, Interval(hosts=["none"]))):
         with pytest.raises(ColmetError, match=f"nothing is stored of job {job}"):
-            plot.gather(Stored(), job, ["cpu_usage"], wanted)
+            plot.gather(stored_job(), job, ["cpu_usage"], wanted)
 
 
 def test_the_picture_is_a_file_whose_name_is_printed(stored, tmp_path, capsysbinary):

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from colmet.commands import progress
+from colmet.commands import histories
 from tests.support.made_up_history import MadeUp
 
 
@@ -21,15 +21,15 @@ class Terminal(io.StringIO):
 def test_progress_is_shown_on_a_terminal_alone_and_after_a_while(monkeypatch, kind, after_s, shown):
     stderr = kind()
     monkeypatch.setattr("sys.stderr", stderr)
-    monkeypatch.setattr(progress, "AFTER_S", after_s)
+    monkeypatch.setattr(histories, "AFTER_S", after_s)
     history = MadeUp()
-    with progress.shown_progress(history, "colmet report"):
+    with histories.shown_progress(history, "colmet report"):
         history.progress("read cgroup_default", 0.5)
         history.progress("read cgroup_default", 0.6)
     history.progress("compute", 1)
     if shown:
         line = stderr.getvalue()
-        with progress.shown_progress(history, "colmet report"):
+        with histories.shown_progress(history, "colmet report"):
             history.progress("read " + "x" * 100, 0.5)
         assert len(stderr.getvalue()[len(line) :].partition("\x1b")[0]) == len("\r") + 79
         stderr.truncate(len(line))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
-import sys
 
 import numpy as np
 import pytest
 
-from colmet.commands import colmet, logins, remote, remote_rows
-from colmet.commands.logins import BEARER, Login
-from colmet.commands.remote import InterfaceClient, InterfaceError
-from colmet.commands.remote_rows import RemoteHistory
-from colmet.common.errors import ConfigError
+from colmet.commands import histories, remote
+from colmet.commands.histories import RemoteHistory
+from colmet.commands.remote import BEARER, InterfaceClient, InterfaceError
 from colmet.stored import sources
 from colmet.stored.series import RowQuery
 from colmet.web.access import Access
@@ -26,6 +22,7 @@ from tests.support.web_server import running
 from tests.support.web_store import Bed, stored_in
 from tests.support.web_users import users  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.usefixtures("home")
 MINE, THEIRS, SHARED = 6000, 6001, 6002  # alice's; bob's; hers on node-1 and bob's on node-2
 
 
@@ -60,28 +57,6 @@ def url(server):
     return f"http://127.0.0.1:{server.port}"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("COLMET_TOKEN", raising=False)
-    monkeypatch.delenv("COLMET_URL", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "config/colmet/logins.json"
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def run(*argv, stdin=""):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            status = colmet.main([str(one) for one in argv])
-        except SystemExit as end:
-            status = end.code
-        return (status, *capsys.readouterr())
-
-    return run
-
-
 @pytest.fixture
 def as_user(run, url):
     def as_user(name):
@@ -96,11 +71,11 @@ def as_user(run, url):
 def test_a_login_is_a_token_in_a_file_for_its_user_alone(run, url, home):
     status, out, err = run("login", url, "-u", "alice", "--password-stdin", stdin="a\n")
     assert (status, out) == (0, "") and "logged in as alice until " in err
-    login = logins.find(url)
+    login = remote.find_login(url)
     assert login.kind == BEARER and login.user == "alice" and login.secret not in err
     assert stat.S_IMODE(home.stat().st_mode) == 0o600 and stat.S_IMODE(home.parent.stat().st_mode) == 0o700
     assert json.loads(run("report", MINE, "--url", url, "--json")[1])["user"] == "alice"
-    assert run("logout")[0] == 0 and logins.find(url) is None, "of the only login"
+    assert run("logout")[0] == 0 and remote.find_login(url) is None, "of the only login"
     status, out, err = run("report", MINE, "--url", url)
     assert (status, out) == (1, "") and f"requires a login: colmet login {url}" in err
     assert "there was no login" in run("logout", url)[2]
@@ -119,13 +94,13 @@ def test_a_wrong_password_or_token_is_not_kept(run, url, home, tmp_path):
 def test_a_token_is_read_from_a_file_that_others_cannot_read(run, url, tmp_path):
     assert run("login", url, "-u", "alice", "--password-stdin", stdin="a\n")[0] == 0
     path = tmp_path / "token"
-    path.write_text(logins.find(url).secret + "\n")
+    path.write_text(remote.find_login(url).secret + "\n")
     path.chmod(0o644)
     status, _, err = run("login", url, "--token-file", path)
     assert status == 2 and "chmod 600" in err
     path.chmod(0o600)
     assert run("login", url, "--token-file", path)[0] == 0
-    assert logins.find(url).user == "alice" and logins.find(url).until is None
+    assert remote.find_login(url).user == "alice" and remote.find_login(url).until is None
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o620, 0o666])
@@ -162,9 +137,9 @@ def test_behind_a_proxy_the_password_is_kept_only_on_request(run, url, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(InterfaceClient, "get", get)
         status, _, err = run("login", url, "-u", "alice", "--password-stdin", stdin="a\n")
-        assert status == 2 and "--keep-password" in err and logins.find(url) is None
+        assert status == 2 and "--keep-password" in err and remote.find_login(url) is None
         assert run("login", url, "-u", "alice", "--password-stdin", "--keep-password", stdin="a\n")[0] == 0
-    assert logins.find(url).authorization == basic("alice", "a")[1]
+    assert remote.find_login(url).authorization == basic("alice", "a")[1]
     assert run("report", MINE, "--url", url)[0] == 0
 
 
@@ -176,12 +151,6 @@ def test_an_open_interface_requires_no_login(bed, run):
         assert status == 1 and "open to all" in err
 
 
-def test_a_login_is_for_its_url_alone(as_user, url):
-    as_user("alice")
-    other = url.replace("127.0.0.1", "127.0.0.2")
-    assert logins.find(other) is None and logins.find(f"{url}/x") is None
-
-
 @pytest.mark.parametrize(
     "url", ["http://192.0.2.1:80", "ftp://x", "https://a:b@x", "https://x/?a=b", "https://x y", "x"]
 )
@@ -190,12 +159,6 @@ def test_an_url_that_is_none_or_not_safe_for_a_login_is_refused(run, url, monkey
     monkeypatch.setenv("COLMET_TOKEN", "secret")
     assert run("report", "1", "--url", url)[0] == 2
     assert run("top", "--once", "--url", url)[0] == 2
-
-
-def test_http_of_another_machine_requires_an_option():
-    assert remote.checked_url("http://192.0.2.1/x/", True) == "http://192.0.2.1/x"
-    with pytest.raises(ConfigError, match="--allow-http"):
-        remote.checked_url("http://192.0.2.1/x/", False)
 
 
 def test_a_token_of_the_environment_has_precedence(run, as_user, url, monkeypatch):
@@ -233,9 +196,9 @@ def test_an_extract_is_that_of_the_store(run, as_user, url, history, monkeypatch
 @pytest.mark.parametrize(("window", "page"), [(41, 23), (1000, 11), pytest.param(1, 50_000, marks=pytest.mark.slow)])
 def test_rows_read_by_pages_are_those_of_the_store(as_user, url, history, monkeypatch, window, page):
     as_user("alice")
-    monkeypatch.setattr(remote_rows, "WINDOW_ROWS", window)
-    monkeypatch.setattr(remote_rows, "PAGE_ROWS", page)
-    with RemoteHistory(InterfaceClient(url, logins.find(url).authorization)) as read:
+    monkeypatch.setattr(histories, "WINDOW_ROWS", window)
+    monkeypatch.setattr(histories, "PAGE_ROWS", page)
+    with RemoteHistory(InterfaceClient(url, remote.find_login(url).authorization)) as read:
         some = {"since": START + 100, "until": START + 200}
         for limits in ({}, some, {"hosts": ["node-2", "none"], **some}):
             for columns in (None, [], ["user", "cpu_usage", "none"]):
@@ -325,7 +288,7 @@ def test_the_only_kept_login_is_the_default(run, as_user, url, monkeypatch):
     as_user("alice")
     assert json.loads(run("report", MINE, "--json")[1])["user"] == "alice"
     assert run("jobs", "--archive", "/nowhere/x")[0] == 1, "an option names another source"
-    logins.keep("https://other.example.org", logins.find(url))
+    remote.keep_login("https://other.example.org", remote.find_login(url))
     assert run("report", MINE)[0] == 2, "one of several is not guessed"
     monkeypatch.setenv("COLMET_URL", url)
     assert run("report", MINE, "--json")[0] == 0
@@ -368,7 +331,3 @@ def test_an_answer_of_another_form_is_an_error(monkeypatch, answer):
     read = RemoteHistory(InterfaceClient("https://head.example.org"))
     with pytest.raises(remote.ColmetError, match="described form"):
         read.read(RowQuery(1, "t"))
-
-
-def test_a_login_is_a_header():
-    assert Login(BEARER, "t").authorization == "Bearer t"

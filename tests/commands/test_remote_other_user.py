@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import os
-import sys
 
 import pytest
 
-from colmet.commands import colmet, logins
+from colmet.commands import colmet, remote
 from colmet.commands.colmet import COMMANDS
 from colmet.web.access import Access
 from tests.support import two_worlds
@@ -66,11 +64,6 @@ TRIES = {
     ],
     "mem": [("--json",), ("-d",), ("-u", "alice", "--json"), ("-j", str(HERS_RUNNING)), ("--host", "her-node")],
 }
-SLOW_TRIES = {
-    "report": [(str(job), *form) for job in THEIRS for form in (("--html", "out"), ("--start", "0"))],
-    "plot": [(str(job), "cpu_usage", "-o", "out.svg") for job in THEIRS],
-}
-
 OTHERS = {"login", "logout", "notices"}  # these ask for no jobs, or as `jobs` does
 
 
@@ -88,18 +81,10 @@ def urls(tmp_path_factory, users):  # noqa: F811 - the fixture
 
 
 @pytest.fixture
-def printed(urls, tmp_path, monkeypatch, capsys):
+def printed(urls, tmp_path, monkeypatch, run):
     """Run a command as a user in both worlds: for each its status, what it printed, and what it wrote."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-    def run(*argv, stdin=""):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            status = colmet.main([*argv])
-        except SystemExit as end:
-            status = end.code
-        return (status, *capsys.readouterr())
 
     tokens = {}
 
@@ -108,7 +93,7 @@ def printed(urls, tmp_path, monkeypatch, capsys):
         for url in urls:
             if (user, url) not in tokens:
                 assert run("login", url, "-u", user, "--password-stdin", stdin=f"{user[0]}\n")[0] == 0
-                tokens[user, url] = logins.find(url).secret
+                tokens[user, url] = remote.find_login(url).secret
             monkeypatch.setenv("COLMET_TOKEN", tokens[user, url])
             status, out, err = run(*argv, *([url] if argv[0] == "mem" else ["--url", url]))
             written = b""
@@ -130,13 +115,7 @@ def test_every_command_that_asks_an_interface_is_tried():
     assert found == {*TRIES, *OTHERS}
 
 
-@pytest.mark.parametrize(
-    ("command", "tries"),
-    [
-        *sorted(TRIES.items()),
-        *[pytest.param(*slow, marks=pytest.mark.slow, id=f"{slow[0]}-slow") for slow in SLOW_TRIES.items()],
-    ],
-)
+@pytest.mark.parametrize(("command", "tries"), sorted(TRIES.items()))
 def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(printed, command, tries):
     statuses, is_seen = set(), False
     for argv in tries:

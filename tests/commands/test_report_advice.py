@@ -264,11 +264,6 @@ def test_a_wait_longer_than_the_tasks_can_have_waited_is_missing_and_no_reason_f
     assert "block I/O 2" not in page and "idle or in waits that are missing" in page
 
 
-def test_a_long_wait_that_is_counted_when_it_ends_is_there():
-    report = of_job(120, 0.01, 1, blkio=50)
-    assert report.time.block_io_s == 50 and not report.time.note
-
-
 def shown_of(report):
     file = io.StringIO()
     show(report, file, width=120)
@@ -291,11 +286,6 @@ def test_nothing_known_is_nothing_said():
     assert report.cpu.used_s is None and report.advice == () and not report.advice_withheld
 
 
-def test_advice_says_its_rule():
-    (advice,) = [one for one in advise(of_hosts(1.5)) if one.rule == "cpu-low"]
-    assert advice.because in PAGE.read_text() and "50 %" in advice.because
-
-
 @pytest.mark.parametrize(
     ("samples", "here", "missing", "why"),
     [
@@ -308,13 +298,6 @@ def test_advice_says_its_rule():
 def test_too_little_data_is_no_ground_for_advice(samples, here, missing, why):
     found = replace(BUSY, samples=samples, completeness=replace(BUSY.completeness, here=here, missing=missing))
     assert why in withheld(found) and bool(why) == bool(withheld(found))
-
-
-def test_a_job_of_one_sample_is_said_to_be_one():
-    history = MadeUp()
-    job_rows(history, count=1, cores=0.01)
-    report = gather(history, JobInterval(42), START + 10**6)
-    assert report.advice == () and "fewer than 2 samples" in report.advice_withheld
 
 
 def test_the_page_has_the_table_of_rules():

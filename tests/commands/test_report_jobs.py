@@ -212,7 +212,7 @@ def test_the_table_names_state_efficiency_and_requests(run):
 
 
 def test_a_long_table_is_cut_and_its_sums_are_of_all(run, monkeypatch):
-    monkeypatch.setattr("colmet.commands.report_jobs.MOST_SHOWN", 3)
+    monkeypatch.setattr("colmet.commands.report.MOST_SHOWN", 3)
     out = run("--array", 17)[1]
     assert len(re.findall(r"(?m)^17_\d+ ", out)) == 3 and "and 17 more (--json has all)" in out
     assert out.partition("Spread")[2] == run("--array", 17)[1].partition("Spread")[2] and "failed: 17_5" in out
@@ -261,8 +261,3 @@ def test_pages_are_written_and_pictures_are_of_one_job(run, tmp_path):
 def test_what_cannot_be_reported_is_an_error_with_its_reason(run, argv, status, said):
     found, out, err = run(*argv)
     assert (found, out) == (status, "") and said in err, err
-
-
-def test_a_report_without_jobs_prints_how_to_name_them(capsys):
-    assert colmet.main(["report"]) == 2
-    assert "--array" in capsys.readouterr().err

@@ -205,4 +205,4 @@ def test_the_picture_has_bars_for_shares_and_the_verdict_in_its_colours():
 
 def test_where_it_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(ColmetError, match="No such file"):
-        command._write(replace(made(), curves=()), str(tmp_path / "none" / "report.html"), "html")
+        command.save(str(tmp_path / "none" / "report.html"), b"")

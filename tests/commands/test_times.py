@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import pytest
 
 from colmet.commands import selection
-from colmet.commands.times import moment
+from colmet.commands.selection import moment
 from colmet.common import text as quantities
 from colmet.common.config import cli
 from colmet.common.text import Clock

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from colmet.commands import colmet
-from colmet.commands.top import command, screen
-from colmet.commands.top.state import ScreenState
+from colmet.commands import top as command
+from colmet.commands import top_screen as screen
+from colmet.commands.top_state import ScreenState
 from colmet.common.daemon.control import Control
 from colmet.common.errors import ConfigError, Unreachable
 from tests.support.top_bed import GB, NS, Bed, many
@@ -271,8 +272,8 @@ def test_without_rich_it_says_what_to_install(monkeypatch, daemon):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "colmet.commands.top.screen")
-    monkeypatch.delattr("colmet.commands.top.screen")
+    monkeypatch.delitem(sys.modules, "colmet.commands.top_screen")
+    monkeypatch.delattr("colmet.commands.top_screen")
     parser = colmet.cli.Parser()
     command.add_options(parser)
     with pytest.raises(ConfigError, match="apt-get install python3-rich, or pip install rich"):

@@ -16,7 +16,7 @@ import pytest
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.collector.backends.hdf5.library import tables  # loaded as the collector loads it
-from colmet.commands import programs
+from colmet.commands import completion
 from colmet.common.config import cli
 from colmet.common.daemon import startup
 from colmet.common.daemon.wakeup import Signals
@@ -176,7 +176,7 @@ def test_help_and_version_are_printed(module):
         assert said in done.stdout and not done.stderr
 
 
-EVERY = {name: program.build for name, program in {**programs.PROGRAMS, **programs.COMMANDS}.items()}
+EVERY = {name: program.build for name, program in {**completion.PROGRAMS, **completion.COMMANDS}.items()}
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -14,7 +14,7 @@ import pytest
 
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segments import list_segments
-from colmet.commands import logins
+from colmet.commands import remote
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable, WireError
 from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Sample, Table
@@ -157,16 +157,16 @@ def test_an_hdf5_file(tmp_path):
 
 def test_kept_logins(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    login = logins.Login(logins.BEARER, "secret", "bob")
-    logins.keep("https://here", login)
+    login = remote.Login(remote.BEARER, "secret", "bob")
+    remote.keep_login("https://here", login)
     path = tmp_path / "colmet/logins.json"
     document = json.loads(path.read_text())
     assert document.pop("form") == 1
     path.write_text(json.dumps(document))  # as the first versions wrote it
-    assert logins.find("https://here") == login
+    assert remote.find_login("https://here") == login
     path.write_text(json.dumps({**document, "form": 9}))
     before = content(path.parent)
-    for use in (logins.find, logins.remove, lambda url: logins.keep(url, login)):
+    for use in (remote.find_login, remote.remove_login, lambda url: remote.keep_login(url, login)):
         with pytest.raises(ConfigError, match=f"logins.json {SAYS}remove it, and log in again"):
             use("https://here")
     assert content(path.parent) == before

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from colmet.commands import colmet, logins
+from colmet.commands import colmet, remote
 from colmet.common.errors import ConfigError
 from colmet.gridengine import command, qmemview, screen, text
 from colmet.gridengine.model import GIB, HostMemory, JobMemory, MemoryReport
@@ -218,7 +218,7 @@ def test_the_token_of_the_environment_or_the_kept_login_is_sent(server, capsys, 
     monkeypatch.setenv("COLMET_TOKEN", "t0ken")
     assert mem(server.place) == 0
     monkeypatch.delenv("COLMET_TOKEN")
-    logins.keep(f"http://{server.place}", logins.Login(logins.BEARER, "kept"))
+    remote.keep_login(f"http://{server.place}", remote.Login(remote.BEARER, "kept"))
     assert mem(server.place) == 0
     said = [headers["Authorization"] for path, headers in server.asked if path == "/qhost"]
     assert said == ["Bearer t0ken", "Bearer kept"]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import socket
 import sys
 import time
-import types
 
 import pytest
 
 from colmet.commands import colmet
-from colmet.notices import command, delivery
+from colmet.notices import delivery
 from tests.support.endpoint_server import Endpoint, certificate
-from tests.support.notice_jobs import MAIL, NOW, OPS, failed, idle, job, settings, write
+from tests.support.notice_jobs import MAIL, NOW, OPS, failed, idle, job, set_clock, settings, write
 from tests.support.smtp_server import LOGIN, SmtpServer
 
 HOSTILE = "x\r\nBcc: evil@site.org\r\n\r\n\x1b[31m\u202e"
@@ -50,7 +51,7 @@ class Site:
     def run(self, *words, now=NOW):
         """Exit status, standard output, and standard error with the log."""
         self._caplog.clear()
-        self._monkeypatch.setattr(command, "time", types.SimpleNamespace(time=lambda: float(now)))
+        set_clock(self._monkeypatch, now)
         status = colmet.main(["notices", "--archive", str(self.archive), "--rules", str(self.rules), *words])
         printed = self._capsys.readouterr()
         return status, printed.out, printed.err + self._caplog.text
@@ -168,7 +169,7 @@ def test_a_run_waits_for_a_server_that_is_away_once_however_many_mails_there_are
 
 def test_no_recipient_gets_more_mails_than_a_day_allows_and_the_next_one_counts_the_others(site, server, monkeypatch):
     site.mail(server, administrator_rules=None)
-    monkeypatch.setattr("colmet.notices.round.MAILS_A_DAY", 3)
+    monkeypatch.setattr("colmet.notices.command.MAILS_A_DAY", 3)
     for n in range(5):
         site.jobs(idle(n + 1))
         assert site.run(now=NOW + n)[0] == 0
@@ -184,7 +185,7 @@ def test_no_recipient_gets_more_mails_than_a_day_allows_and_the_next_one_counts_
 
 def test_jobs_of_one_user_leave_mails_to_administrators_for_those_of_others(site, server, monkeypatch):
     site.mail(server)
-    monkeypatch.setattr("colmet.notices.round.MAILS_A_DAY", 4)
+    monkeypatch.setattr("colmet.notices.command.MAILS_A_DAY", 4)
     for n in range(5):
         site.jobs(idle(n + 1))
         site.run(now=NOW + n)
@@ -221,7 +222,7 @@ def test_a_dry_run_prints_notices_and_recipients_and_sends_and_notes_nothing(sit
 def test_a_dry_run_needs_no_configuration(site, monkeypatch, capsys):
     site.jobs(idle(1))
     monkeypatch.setattr("colmet.notices.options.DEFAULT_PATH", str(site.path / "none.toml"))
-    monkeypatch.setattr(command, "time", types.SimpleNamespace(time=lambda: float(NOW)))
+    set_clock(monkeypatch, NOW)
     assert colmet.main(["notices", "--archive", str(site.archive), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "job 1 of alice: idle, to administrators (no way to send), user (no way to send)" in out
@@ -304,7 +305,8 @@ def test_a_webhook_gets_a_signed_document_and_is_asked_again_after_a_failure(sit
     assert first["to"] == ["administrators", "user"] and first["text"].startswith("Almost idle")
     assert (second["rule"], second["state"]) == ("failed-early", "failed")
     for _, headers, body in endpoint.requests:
-        assert headers[delivery.SIGNATURE] == delivery.signature(b"key of signatures", body)
+        expected = hmac.new(b"key of signatures", body, hashlib.sha256).hexdigest()
+        assert headers[delivery.SIGNATURE] == f"sha256={expected}"
 
 
 def test_a_webhook_that_does_not_answer_does_not_hold_the_run_up(site, monkeypatch):

@@ -6,13 +6,13 @@ import contextlib
 
 import pytest
 
+from colmet.commands.archives import RemoteArchive
 from colmet.commands.remote import InterfaceClient
-from colmet.commands.remote_archive import RemoteArchive
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore
+from colmet.notices.command import Round
 from colmet.notices.options import NoticeSettings
-from colmet.notices.round import Round
 from colmet.notices.rules import RULES
 from colmet.notices.state import State
 from colmet.web.access import Access
@@ -28,7 +28,7 @@ from tests.support.web_users import users  # noqa: F401 - a fixture
 
 
 def found(archive, path):
-    with State(None, False, NOW) as state:
+    with State("", False, NOW) as state:
         notices = Round(NoticeSettings(path, True), archive, state, NOW).notices()
     return [(one.row["job"], one.user, one.rule.name, one.text, one.audiences) for one in notices]
 

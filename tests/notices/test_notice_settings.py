@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import ConfigError
-from colmet.notices import addresses, quiet
-from colmet.notices.options import NoticeSettings, build_parser
+from colmet.notices.delivery import Calendar, hours
+from colmet.notices.options import NoticeSettings, build_parser, by_pattern, is_address
 from colmet.notices.rules import RULES
 from tests.support.notice_jobs import MAIL, settings
 
@@ -115,31 +115,31 @@ def test_the_page_has_every_option_and_every_rule_with_its_condition():
     ],
 )
 def test_addresses_have_no_room_for_tricks(text, is_good):
-    assert addresses.is_address(text) is is_good
+    assert is_address(text) is is_good
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "../x", "a@b", "x\n", "a%u", "\u00e9", "x" * 65, "%s"])
 def test_a_hostile_user_has_no_address(name):
-    assert addresses.by_pattern("%u@site.org")(name) is None
+    assert by_pattern("%u@site.org")(name) is None
 
 
 def test_quiet_hours_may_cross_midnight_and_follow_summer_time(zone):
     zone("Europe/Paris")
-    night = quiet.Calendar(quiet.hours("22:00-07:00"))
+    night = hours("22:00-07:00")
     winter, summer = 1_795_564_800, 1_783_036_800  # 2026-11-25 and 2026-07-03, 00:00 UTC
-    for midnight, hours in ((winter, range(21, 30)), (summer, range(20, 29))):
+    for midnight, inside in ((winter, range(21, 30)), (summer, range(20, 29))):
         for hour in range(6, 40):
-            expected = hour in hours or hour - 24 in hours
+            expected = hour in inside or hour - 24 in inside
             assert night.is_quiet(midnight + hour * 3600) is expected, hour
     assert night.quiet_until() == "07:00" and night.day(winter + 23.5 * 3600) == "2026-11-26"
     zone("UTC")
-    day = quiet.Calendar(quiet.hours("8:30 - 12:00"))
+    day = hours("8:30 - 12:00")
     assert day.text(0) == "1970-01-01 00:00 (UTC)"
     assert [day.is_quiet(winter + 60 * m) for m in (509, 510, 719, 720)] == [False, True, True, False]
-    assert not quiet.Calendar().is_quiet(winter)
+    assert not Calendar().is_quiet(winter)
 
 
 @pytest.mark.parametrize("text", ["", "22:00", "24:00-01:00", "22:00-22:00", "22:61-07:00", "\u0662\u0662:00-07:00"])
 def test_other_hours_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        quiet.hours(text)
+        hours(text)

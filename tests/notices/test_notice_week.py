@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import collections
 import re
-import types
 
 import pytest
 
 from colmet.commands import colmet
-from colmet.notices import command
-from colmet.notices.quiet import Calendar, hours
 from colmet.notices.rules import RULES
 from tests.support.archives import Archive
+from tests.support.notice_jobs import set_clock
 from tests.support.notice_week import START, TICK_S, due, jobs_of, records_of
 from tests.support.smtp_server import SmtpServer
 
@@ -23,12 +21,11 @@ JOINED_S = 600  # from the end of a job to the batch system's answer
 HEAD = re.compile(r"^Job (\d+) .*?\(rule ([a-z-]+);", re.M | re.S)
 
 
-def settings(path, port, quiet):
+def settings(path, port):
     rules = str(list(RULES))
     lines = [f"user-rules = {rules}", f"administrator-rules = {rules}"]
     lines += [f'mail-server = "127.0.0.1:{port}"', 'mail-from = "colmet@site.org"']
     lines += [f'administrators = "{OPS}"', 'user-address = "%u@site.org"']
-    lines += [f'quiet-hours = "{quiet}"'] if quiet else []
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
@@ -44,9 +41,9 @@ def sent_by(server):
     return found
 
 
-def simulate(tmp_path, monkeypatch, server, jobs, until, quiet="", tick_s=TICK_S):
+def simulate(tmp_path, monkeypatch, server, jobs, until, tick_s):
     """Fold what the nodes send, and run the command at each tick; return the exit statuses."""
-    path = settings(tmp_path / "notices.toml", server.port, quiet)
+    path = settings(tmp_path / "notices.toml", server.port)
     archive = Archive(tmp_path / "a.archive.sqlite")
     records = collections.deque(records_of(jobs))
     ends = collections.deque(sorted(jobs, key=lambda job: job.end))
@@ -60,28 +57,26 @@ def simulate(tmp_path, monkeypatch, server, jobs, until, quiet="", tick_s=TICK_S
             job = ends.popleft()
             failed = job.does.state == "failed"
             archive.store.database.execute(JOIN, (job.does.state, job.end, int(failed), job.number))
-        monkeypatch.setattr(command, "time", types.SimpleNamespace(time=lambda now=now: float(now)))
+        set_clock(monkeypatch, now)
         words = ["--archive", str(tmp_path / "a.archive.sqlite"), "--rules", path]
         statuses.append(colmet.main(["notices", *words]))
     archive.store.close()
     return statuses
 
 
-def check(sent, jobs, until, quiet):
+def check(sent, jobs, until):
     """Each rule once per job and recipient, none for a job that ended, none that does not apply, none missing."""
-    calendar = Calendar(hours(quiet) if quiet else None)
     known = {job.number: job for job in jobs}
     assert [one for one, count in collections.Counter([one[:3] for one in sent]).items() if count > 1] == []
     for user, number, rule, when in sent:
         job = known[number]
         assert rule in job.does.rules, (job, rule)
         assert user in (None, job.user)
-        assert not calendar.is_quiet(when)
         if rule == "failed-early":
             assert job.end < when
         else:
             assert job.start + job.does.holds_after <= when < job.end, (job, rule, when)
-    wanted = {(job, rule): is_due for job in jobs for rule, is_due in due(job, calendar.is_quiet, until).items()}
+    wanted = {(job, rule): is_due for job in jobs for rule, is_due in due(job, lambda _: False, until).items()}
     for is_operator in (True, False):
         found = {(number, rule) for user, number, rule, _ in sent if (user is None) == is_operator}
         assert [one for one, is_due in wanted.items() if is_due and (one[0].number, one[1]) not in found] == []
@@ -92,29 +87,15 @@ def check(sent, jobs, until, quiet):
 @pytest.mark.slow
 def test_three_days_of_150_jobs_have_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch, zone):
     zone("Europe/Paris")
-    monkeypatch.setattr("colmet.notices.round.MAILS_A_DAY", 1000)
+    monkeypatch.setattr("colmet.notices.command.MAILS_A_DAY", 1000)
     jobs = jobs_of(150, 15, 2.5)
     until = START + 3 * 86400
     with SmtpServer(tmp_path) as server:
-        statuses = simulate(tmp_path, monkeypatch, server, jobs, until, tick_s=2 * TICK_S)
+        statuses = simulate(tmp_path, monkeypatch, server, jobs, until, 2 * TICK_S)
         sent = sent_by(server)
         mails = len(server.mails)
     assert set(statuses) == {0}
     assert max(job.end for job in jobs) < until
-    wanted = check(sent, jobs, until, "")
+    wanted = check(sent, jobs, until)
     print(f"{len(jobs)} jobs, {len(statuses)} runs, {len(wanted)} wanted, {len(sent)} notices in {mails} mails")
     assert {rule for _, rule in wanted} == set(RULES)
-
-
-@pytest.mark.slow
-def test_no_notice_comes_in_quiet_hours_and_what_still_holds_comes_after_them(tmp_path, monkeypatch, zone):
-    zone("Europe/Paris")
-    monkeypatch.setattr("colmet.notices.round.MAILS_A_DAY", 1000)
-    quiet = "22:00-07:00"
-    jobs = jobs_of(48, 8, 1.3, seed=3)
-    until = START + 36 * 3600
-    with SmtpServer(tmp_path) as server:
-        statuses = simulate(tmp_path, monkeypatch, server, jobs, until, quiet, 2 * TICK_S)
-        sent = sent_by(server)
-    assert set(statuses) == {0}
-    check(sent, jobs, until, quiet)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.commands.programs import COMMANDS, PROGRAMS, ProgramEntry
+from colmet.commands.completion import COMMANDS, PROGRAMS, ProgramEntry
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -164,7 +164,7 @@ def test_nothing_of_the_core_may_import_a_satellite():
         ("colmet.node.backends.nvidia", "pynvml"),
         ("colmet.common.tables.power", "colmet.node.backends.rapl"),
         ("colmet.node.agent", "dev.live"),
-        ("colmet.commands.top.view", "dev.live"),
+        ("colmet.commands.top_view", "dev.live"),
         ("colmet.collector.main", "colmet.web.__main__"),
         ("colmet.stored.hdf5", "colmet.commands.extract"),
     ],

@@ -38,8 +38,8 @@ def test_a_collector_without_a_web_server_lists_tables_and_completes_commands():
 
 
 def test_a_login_node_asks_over_http_with_the_common_package_alone():
-    names = ("login", "logout", "jobs", "usage", "report", "extract", "plot", "top.command")
-    run("colmet-common", imports([f"colmet.commands.{name}" for name in (*names, "remote_rows", "remote_archive")]))
+    names = ("login", "logout", "jobs", "usage", "report", "extract", "plot", "top")
+    run("colmet-common", imports([f"colmet.commands.{name}" for name in (*names, "histories")]))
     refused = "assert colmet.main([*command, '--url', 'http://127.0.0.1:1']) == 1, command"
     commands = [("jobs",), ("usage",), ("report", "1", "--json"), ("extract", "-j", "1"), ("top", "--json")]
     run("colmet-common", f"from colmet.commands import colmet\nfor command in {commands!r}: {refused}")

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+import types
 
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.jobs.columns import BATCH, HOST_COLUMNS
+from colmet.notices import command
 
 NOW = 1_795_608_000  # 2026-11-25 12:00 UTC
 HOUR, GIB = 3600, 1 << 30
 OPS = "ops@site.org"
 MAIL = {"mail_server": "127.0.0.1", "mail_from": "colmet@site.org", "user_address": "%u@site.org"}
+
+
+def set_clock(monkeypatch, now):
+    """Run `colmet notices` at this time."""
+    clock = types.SimpleNamespace(time=lambda: float(now), monotonic=time.monotonic)
+    monkeypatch.setattr(command, "time", clock)
 
 
 def job(number=42, age_s=2 * HOUR, **values):

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
-from colmet.commands.doctor import daemon, network, node, storage
+from colmet.commands.doctor import daemon, network, node
 from colmet.commands.doctor.target import SIDES, Target, find_sides
 from colmet.common.config import cli
 from colmet.common.daemon.checks import Check, Result, as_json, as_text, quiet, run_checks
@@ -38,28 +38,27 @@ CHECKS = (  # in the order of their execution
     Check("measured here", "backends", _NODE, node.check_backends, bound_s=60.0),
     Check("network", "collectors", _NODE, network.check_collectors, bound_s=30.0),
     Check("network", "keys", SIDES, network.check_keys),
-    Check("machine", "disk", SIDES, storage.check_disk),
-    Check("machine", "clock", SIDES, storage.check_clock),
+    Check("machine", "disk", SIDES, daemon.check_disk),
+    Check("machine", "clock", SIDES, daemon.check_clock),
 )
 
 
 def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
     parser.usage = f"{parser.prog} [OPTION ...] [-- DAEMON-OPTION ...]"
-    parser.epilog = (
-        "Run it as root: it judges files with the rights of the daemon's user.\n"
-        "\n"
-        "exit status:\n"
-        "  0  all is well\n"
-        "  1  something is missing, or will be (WARN)\n"
-        "  2  something cannot work (FAIL), or the command line is wrong\n"
-        "\n"
-        "examples:\n"
-        "  colmet doctor                     check the daemons of this machine\n"
-        "  colmet doctor -q                  print problems only\n"
-        "  colmet doctor --node -- --zeromq-uri tcp://head:5556 --enable-perfhw\n"
-        "                                    would a node with these options work here?"
-    )
+    parser.epilog = """\
+Run it as root: it judges files with the rights of the daemon's user.
+
+exit status:
+  0  all is well
+  1  something is missing, or will be (WARN)
+  2  something cannot work (FAIL), or the command line is wrong
+
+examples:
+  colmet doctor                     check the daemons of this machine
+  colmet doctor -q                  print problems only
+  colmet doctor --node -- --zeromq-uri tcp://head:5556 --enable-perfhw
+                                    would a node with these options work here?"""
     parser.add_argument("--node", action="store_true", help="examine colmet-node")
     parser.add_argument("--collector", action="store_true", help="examine colmet-collector")
     parser.add_argument(
@@ -97,10 +96,16 @@ def run(options: argparse.Namespace) -> int:
                 results += examine_all(target)
     finally:  # also after Ctrl-C: programs in sessions of their own do not receive it
         host.stop_commands()
-    worst = max([result.finding.level for result in results])
-    text = as_json(results) if options.json else "\n".join(as_text(results, options.quiet, _width(), _colours()))
-    _show(text)
-    return int(worst)
+    width = min(shutil.get_terminal_size((80, 24)).columns, MAX_WIDTH)
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    text = as_json(results) if options.json else "\n".join(as_text(results, options.quiet, width, is_coloured))
+    try:
+        if text:
+            print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # closed by the reader; also avoids a second flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(max([result.finding.level for result in results]))
 
 
 def examine_all(target: Target, checks: Sequence[Check] = CHECKS) -> list[Result]:
@@ -123,20 +128,3 @@ def _in_folder_of(target: Target) -> Iterator[None]:
                 os.chdir(f"/proc/{target.pid}/cwd")
                 stack.callback(os.fchdir, before)
         yield
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size((80, 24)).columns, MAX_WIDTH)
-
-
-def _colours() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _show(text: str) -> None:
-    try:
-        if text:
-            print(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # closed by the reader; also avoids a second flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from colmet.commands.doctor.target import Target
 from colmet.common.daemon.checks import Finding, Level, fail, good, severe, take_warnings, warn
@@ -24,33 +24,20 @@ _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _GREETING_BYTES = 64
 
 
-class TcpAddress(NamedTuple):
-    """An address and port of TCP."""
-
-    host: str
-    port: int
-
-
-def address_of(uri: str) -> TcpAddress | None:
-    """Return the address of a URI of ZeroMQ; None if it is not of TCP."""
+def address_of(uri: str) -> tuple[str, int] | None:
+    """Return host and port of a URI of ZeroMQ; None if it is not of TCP."""
     match = _ADDRESS.fullmatch(uri)
-    if match is None:
-        return None
-    return TcpAddress(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
+    return None if match is None else (match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
 
 
 class NoGreetingError(OSError):
     """A listener accepts connections and sends nothing."""
 
 
-def greet(address: TcpAddress) -> str:
+def greet(address: tuple[str, int]) -> str:
     """Return the security mechanism of the listener, such as NULL or CURVE; "" if it does not speak ZeroMQ.
 
-    Sends the start of a greeting and closes: the listener counts an unfinished handshake.
-
-    Raises:
-        NoGreetingError: the listener sends nothing.
-        OSError: no listener, or an unknown host name.
+    Sends the start of a greeting and closes: the listener counts an unfinished handshake. OSError without a listener.
     """
     with socket.create_connection(address, CONNECT_S) as connection:
         connection.settimeout(GREETING_S)
@@ -68,9 +55,7 @@ def greet(address: TcpAddress) -> str:
             raise NoGreetingError from err
         except OSError:
             return ""
-    if len(greeting) < 32:
-        return ""
-    return greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
+    return greeting[12:32].rstrip(b"\0").decode("ascii", "replace") if len(greeting) >= 32 else ""
 
 
 # -- the node's connections to its collectors --
@@ -185,16 +170,23 @@ def check_keys(target: Target) -> Iterator[Finding]:
         return
     secret = found.secret
     yield good(f"the pair in {secret} fits")
-    name = made_for(secret) if target.side == "node" else ""
-    if name not in ("", socket.gethostname()):
+    match = None
+    with contextlib.suppress(OSError), open(secret, "rb") as file:
+        match = _MADE_FOR.match(file.read(400)) if target.side == "node" else None
+    name = match[1].decode("ascii", "replace") if match else socket.gethostname()
+    if name != socket.gethostname():
         yield fail(
             f"{secret} was made for {name}, and this host is {socket.gethostname()}: the collector refuses its data",
             f"`colmet enrol {socket.gethostname()}` on the collector's machine makes its own, which belong in "
             "/etc/colmet/keys here",
         )
-    for one in target.collectors:
+    for one in (target.status or {}).get("collectors", ()):  # none before the first sample of a node
         waits = one["state"] in ("away", "not heard of yet") and one["since_s"] > WAITED_S
-        if waits and _is_locked(one["uri"]):
+        mechanism, address = "", address_of(one["uri"])
+        if waits and address is not None:
+            with contextlib.suppress(OSError):
+                mechanism = greet(address)
+        if mechanism == "CURVE":
             settled = one["state"] == "away" and one["since_s"] > SETTLED_S
             yield (fail if settled else warn)(
                 f"{one['uri']} answers, and {'does not let' if settled else 'has not let'} this node in"
@@ -203,24 +195,6 @@ def check_keys(target: Target) -> Iterator[Finding]:
                 "/etc/colmet/keys here; and compare --zeromq-curve-collector with the collector's. Where that has just "
                 "started, look again in a minute",
             )
-
-
-def made_for(secret: str) -> str:
-    """Return the host of a key pair, from the first line of its file; "" without one."""
-    try:
-        with open(secret, "rb") as file:
-            match = _MADE_FOR.match(file.read(400))
-    except OSError:
-        return ""
-    return match[1].decode("ascii", "replace") if match else ""
-
-
-def _is_locked(uri: str) -> bool:
-    address = address_of(uri)
-    try:
-        return address is not None and greet(address) == "CURVE"
-    except OSError:
-        return False
 
 
 def _check_known(secret: str, nodes: str, uid: int) -> Iterator[Finding]:
@@ -232,7 +206,7 @@ def _check_known(secret: str, nodes: str, uid: int) -> Iterator[Finding]:
     known = KnownKeys(nodes, "--zeromq-curve-nodes")
     for text in take_warnings():
         yield warn(text.partition(": ")[2] or text, "`colmet enrol --replace NAME` makes new keys for that node")
-    if not len(known):
-        yield fail(f"no key is in {nodes}: no node is admitted", "`colmet enrol NAME...` makes keys for nodes")
-    else:
+    if len(known):
         yield good(f"{counted(len(known), 'keys')} of nodes in {nodes}")
+    else:
+        yield fail(f"no key is in {nodes}: no node is admitted", "`colmet enrol NAME...` makes keys for nodes")

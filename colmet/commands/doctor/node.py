@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import shlex
 from collections.abc import Iterator
 
 from colmet.commands.doctor.target import Target
-from colmet.common.daemon.checks import (
-    Finding,
-    TimedOut,
-    Unchecked,
-    bounded,
-    fail,
-    good,
-    severe,
-    take_warnings,
-    warn,
-)
+from colmet.common.daemon import checks
 from colmet.common.errors import BackendUnavailable, ColmetError
 from colmet.common.host.capabilities import NUMBERS, bits, has_all, missing, suggest
 from colmet.common.host.host import Host
@@ -43,16 +34,11 @@ def _text(host: Host, path: str) -> str:
         return host.read_start(path, 1 << 20).decode("ascii", "replace").strip()
     except FileNotFoundError as err:
         if path.startswith("/proc/") and not host.is_directory("/proc/self"):  # says nothing of the kernel
-            raise Unchecked("/proc is not mounted") from err
+            raise checks.Unchecked("/proc is not mounted") from err
         raise
 
 
-def _suggest(target: Target) -> str:
-    remedy = suggest("CAP_NET_ADMIN")
-    return remedy if has_all() else f"`sudo colmet doctor --{target.side}` shows what root may; {remedy}"
-
-
-def check_ends(target: Target) -> Finding:
+def check_ends(target: Target) -> checks.Finding:
     """Check that the kernel sends exit records: without them short tasks are not counted."""
     from colmet.node.kernel.netlink import Inbox
     from colmet.node.kernel.taskstats import ExitRecords
@@ -60,13 +46,18 @@ def check_ends(target: Target) -> Finding:
     try:
         ExitRecords(target.host, Inbox(1, 1024)).close()
     except BackendUnavailable as err:
-        outside = "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
-        remedy = outside if "container" in str(err) else _suggest(target)
-        return warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
-    return good("the kernel sends exit records")
+        remedy = suggest("CAP_NET_ADMIN")
+        if "container" in str(err):
+            remedy = (
+                "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
+            )
+        elif not has_all():
+            remedy = f"`sudo colmet doctor --{target.side}` shows what root may; {remedy}"
+        return checks.warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
+    return checks.good("the kernel sends exit records")
 
 
-def check_forks(target: Target) -> Finding:
+def check_forks(target: Target) -> checks.Finding:
     """Check that the kernel reports forks, by which ended tasks are attributed to jobs."""
     from colmet.node.kernel.netlink import Inbox
     from colmet.node.kernel.task_source import ForkEvents
@@ -74,49 +65,48 @@ def check_forks(target: Target) -> Finding:
     try:
         ForkEvents(Inbox(1, 1024)).close()
     except BackendUnavailable as err:
-        return warn(
+        return checks.warn(
             f"{err}: some short tasks are attributed to no job",
             "start colmet-node on the machine itself with CAP_NET_ADMIN, or its container with --pid=host --net=host; "
             "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`)",
         )
-    return good("the kernel reports forks")
+    return checks.good("the kernel reports forks")
 
 
 # -- settings of the kernel --
 
 
-def check_delays(target: Target) -> Finding:
+def check_delays(target: Target) -> checks.Finding:
     """Check kernel.task_delayacct."""
     try:
         value = _text(target.host, DELAYACCT)
     except FileNotFoundError:
-        return good("delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
+        return checks.good("delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
     if value == "0":
         what = "kernel.task_delayacct is 0: what tasks wait for block I/O, swap and reclaim is not counted"
-        return warn(what, _KEEP)
-    return good("kernel.task_delayacct is 1")
+        return checks.warn(what, _KEEP)
+    return checks.good("kernel.task_delayacct is 1")
 
 
 def _held(pid: int, host: Host) -> set[str]:
     """Return the capabilities of a process; those of this command if it is 0 or has ended."""
     for place in (pid or "self", "self"):
-        try:
+        match = None
+        with contextlib.suppress(OSError):
             match = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(host, f"/proc/{place}/status"), re.MULTILINE)
-        except OSError:
-            continue
         if match:
             mask = int(match[1], 16)
             with contextlib.suppress(OSError):
                 if host.link(f"/proc/{place}/ns/user") != f"user:[{_NAMESPACES['user']}]":
                     return set()  # they are no rights over the machine
             return {name for name, number in NUMBERS.items() if mask >> number & 1}
-    raise Unchecked("/proc has no capabilities of a process; is it mounted?")
+    raise checks.Unchecked("/proc has no capabilities of a process; is it mounted?")
 
 
 # -- cgroups --
 
 
-def check_jobs(target: Target) -> Iterator[Finding]:
+def check_jobs(target: Target) -> Iterator[checks.Finding]:
     """Check where jobs' cgroups are looked for, and what is there now."""
     from colmet.node.jobs.job import NODE_JOB
     from colmet.node.jobs.places import ABSENT, DEFAULT_PATTERN
@@ -125,7 +115,7 @@ def check_jobs(target: Target) -> Iterator[Finding]:
     try:
         source = find_jobs(target.options, target.host)
     except OSError as err:
-        yield fail(f"inotify: {err}", "`sysctl -w fs.inotify.max_user_instances=512`, and in /etc/sysctl.d")
+        yield checks.fail(f"inotify: {err}", "`sysctl -w fs.inotify.max_user_instances=512`, and in /etc/sysctl.d")
         return
     try:
         jobs = source.scan().jobs
@@ -136,26 +126,28 @@ def check_jobs(target: Target) -> Iterator[Finding]:
     links = target.host.path(_OAR_LINKS)
     if not any(state.name != "none" for state in states):
         mount = "`mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with systemd"
-        yield fail("no cgroup is mounted", f"{mount}; in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro")
+        yield checks.fail("no cgroup is mounted", f"{mount}; in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro")
     elif not here and target.options.cpuset_rootpath:
         missing = ", ".join(state.path for state in states)
-        yield warn(
+        yield checks.warn(
             f"--cpuset_rootpath {missing} does not exist; it is waited for",
             "leave the option out: jobs of OAR and Slurm are found by themselves; or name the directory that holds "
             "one directory a job. OAR 2 makes its own with the first job",
         )
     elif not here:
-        yield warn(
+        yield checks.warn(
             "no job's directory of OAR or Slurm is here; they may come with the first job",
             "run a job on this node and look again; where jobs' cgroups are elsewhere, name that with "
             "--cpuset_rootpath",
         )
     else:
-        yield good(f"{', '.join(f'{state.name} in {state.path}' for state in here)}: {counted(len(jobs), 'jobs')} now")
+        yield checks.good(
+            f"{', '.join(f'{state.name} in {state.path}' for state in here)}: {counted(len(jobs), 'jobs')} now"
+        )
     for state in here:
         if state.unmatched and not any(job.id != NODE_JOB for job in jobs):
             fits = re.search(DEFAULT_PATTERN, state.unmatched[0])
-            yield warn(
+            yield checks.warn(
                 f"no directory in {state.path} matches --regex_job_id: {counted(len(state.unmatched), 'directories')}, "
                 f"such as {state.unmatched[0]}",
                 f"--regex_job_id {shlex.quote(DEFAULT_PATTERN)}, the default, matches it"
@@ -163,13 +155,13 @@ def check_jobs(target: Target) -> Iterator[Finding]:
                 else "have the first group of the expression match the job id in such a name",
             )
     if os.path.islink(f"{links}/cpuset") and not os.path.exists(f"{links}/cpuset"):
-        yield warn(
+        yield checks.warn(
             f"{_OAR_LINKS}/cpuset leads nowhere",
             "OAR's job_resource_manager makes it again with the next job on this node",
         )
 
 
-def check_controllers(target: Target) -> Iterator[Finding]:
+def check_controllers(target: Target) -> Iterator[checks.Finding]:
     """Check that the cgroup controllers that count hold the jobs."""
     from colmet.node.jobs.controllers import distinct_controllers
     from colmet.node.main import find_jobs
@@ -181,38 +173,38 @@ def check_controllers(target: Target) -> Iterator[Finding]:
     finally:
         source.close()
     if not found:
-        yield good("no directory of jobs is here yet")
+        yield checks.good("no directory of jobs is here yet")
     for one in found:
         missing = f"{one.text} have no {', '.join(one.lacks)} controller" if one.lacks else ""
         # only the memory controller has values without another source: the limit, the peak, page cache
         if "memory" in one.lacks or (one.lacks and one.version == 2):
             instead = ": memory is that of their processes, from /proc" if "memory" in one.lacks else ""
-            yield warn(f"{missing}{instead}", one.remedy(one.lacks))
+            yield checks.warn(f"{missing}{instead}", one.remedy(one.lacks))
         else:
-            yield good(f"{one.text} are held by {', '.join(one.has)}{f', and {missing}' * bool(missing)}")
+            yield checks.good(f"{one.text} are held by {', '.join(one.has)}{f', and {missing}' * bool(missing)}")
 
 
-def check_pressure(target: Target) -> Finding:
+def check_pressure(target: Target) -> checks.Finding:
     """Check that the kernel has pressure stall information (PSI)."""
     try:
         _text(target.host, "/proc/pressure/cpu")
     except OSError as err:
         if err.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
             raise
-        return warn(
+        return checks.warn(
             "the kernel has no pressure stall information (PSI): the columns ..._pressure_... are missing",
             "`psi=1` on the kernel's command line (`grubby --update-kernel=ALL --args=psi=1`, or GRUB_CMDLINE_LINUX "
             "and `update-grub`), and boot; it requires CONFIG_PSI, Linux 4.20 or newer",
         )
-    return good("the kernel has pressure stall information (PSI)")
+    return checks.good("the kernel has pressure stall information (PSI)")
 
 
-def check_inotify(target: Target) -> Iterator[Finding]:
+def check_inotify(target: Target) -> Iterator[checks.Finding]:
     """Check the limits of inotify."""
     for name, least in (("max_user_watches", _MIN_WATCHES), ("max_user_instances", _MIN_INSTANCES)):
         value = int(_text(target.host, f"/proc/sys/fs/inotify/{name}"))
         if value < least:
-            yield warn(
+            yield checks.warn(
                 f"fs.inotify.{name} is {value}: a node with many jobs looks at each directory again and again",
                 f"`echo 'fs.inotify.{name} = {4 * least}' > /etc/sysctl.d/60-colmet-{name}.conf && sysctl -p "
                 f"/etc/sysctl.d/60-colmet-{name}.conf`",
@@ -222,7 +214,7 @@ def check_inotify(target: Target) -> Iterator[Finding]:
 # -- rights --
 
 
-def check_rights(target: Target) -> Finding:
+def check_rights(target: Target) -> checks.Finding:
     """Check the capabilities that the enabled backends require."""
     from colmet.common.host.capabilities import CORE
 
@@ -231,8 +223,8 @@ def check_rights(target: Target) -> Finding:
     lacking = sorted(missing(wanted, bits(held)))
     who = f"process {target.pid}" if target.pid else "this command"
     if not lacking:
-        return good(f"{who} has {', '.join(sorted(wanted & held))}")
-    return (fail if target.pid else severe)(
+        return checks.good(f"{who} has {', '.join(sorted(wanted & held))}")
+    return (checks.fail if target.pid else checks.severe)(
         f"{who} lacks {', '.join(lacking)}",
         "start colmet-node as root of the machine. In its unit: `systemctl edit colmet-node`, [Service], "
         f"CapabilityBoundingSet={' '.join(sorted(wanted))}; in a container: "
@@ -240,18 +232,18 @@ def check_rights(target: Target) -> Finding:
     )
 
 
-def check_container(target: Target) -> Iterator[Finding]:
+def check_container(target: Target) -> Iterator[checks.Finding]:
     """Check that this is the machine itself: a container has other processes and rights."""
     for name, number in _NAMESPACES.items():
         if target.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":
-            yield fail(
+            yield checks.fail(
                 f"this is a container: its {name} namespace is not the machine's",
                 "start colmet-node on the machine itself, or its container with "
                 f"--{name}{'ns' * (name == 'user')}=host",
             )
     status = _text(target.host, "/proc/self/status")
     if re.search(r"^Seccomp:\s*[12]$", status, re.MULTILINE):
-        yield warn(
+        yield checks.warn(
             "a seccomp filter limits the system calls of this command: what fails here may be due to that",
             "run colmet doctor outside of it (docker: --security-opt seccomp=unconfined)",
         )
@@ -260,7 +252,7 @@ def check_container(target: Target) -> Iterator[Finding]:
 # -- measured here --
 
 
-def check_backends(target: Target) -> Iterator[Finding]:
+def check_backends(target: Target) -> Iterator[checks.Finding]:
     """Open each enabled backend as the daemon does: devices, files, drivers, libraries, programs that answer."""
     for backend in target.backends:
         on, off = type(backend).switches()
@@ -268,27 +260,27 @@ def check_backends(target: Target) -> Iterator[Finding]:
             f"start with {off}" if off else f"start without {on}" if on else f"see {document('troubleshooting.md')}"
         )
         try:
-            warnings = bounded(lambda backend=backend: _open(backend), BACKEND_S)  # type: ignore[misc]
+            warnings = checks.bounded(functools.partial(_open, backend), BACKEND_S)
         except BackendUnavailable as err:
-            text = str(err)
-            found, mark, remedy = text.partition(" Remedy: ")
+            found, mark, remedy = str(err).partition(" Remedy: ")
             if not mark:
-                found, _, remedy = text.partition("; ")
-            yield severe(f"{backend.name}: {found.rstrip('.')}", remedy or without)
-        except TimedOut as err:
-            yield severe(f"{backend.name}: {err}", f"what it asks hangs: a device, a driver or a program; {without}")
+                found, _, remedy = str(err).partition("; ")
+            yield checks.severe(f"{backend.name}: {found.rstrip('.')}", remedy or without)
+        except checks.TimedOut as err:
+            yield checks.severe(
+                f"{backend.name}: {err}", f"what it asks hangs: a device, a driver or a program; {without}"
+            )
         except (ColmetError, OSError) as err:
-            yield severe(f"{backend.name}: {err}", without)
+            yield checks.severe(f"{backend.name}: {err}", without)
         else:
-            yield good(f"{backend.name}: can measure")
+            yield checks.good(f"{backend.name}: can measure")
             for text in warnings if backend.name != "taskstats" else ():  # other checks report them
-                yield warn(f"{backend.name}: {text}", without)
+                yield checks.warn(f"{backend.name}: {text}", without)
 
 
 def _open(backend: InputBackend) -> list[str]:
-    """Open a backend and close it; return its warnings."""
     try:
         backend.open()
     finally:
         backend.close()
-    return take_warnings()
+    return checks.take_warnings()

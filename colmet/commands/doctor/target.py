@@ -73,14 +73,9 @@ class User(NamedTuple):
 
 
 class Target:
-    """A daemon, and its machine.
+    """A daemon, "node" or "collector", and its machine.
 
-    Args:
-        side: "node" or "collector".
-        host: the machine's files.
-        argv: the daemon's command line, if given.
-        control_socket: its control socket, if not the default one.
-        supposed: whether this command line is hypothetical, not a running daemon's.
+    `supposed` tells that the given command line is hypothetical, not a running daemon's.
     """
 
     def __init__(
@@ -134,18 +129,6 @@ class Target:
         """The process of the daemon; 0 if it does not answer."""
         return int(self.status["pid"]) if self.status is not None else 0
 
-    @property
-    def collectors(self) -> list[dict[str, Any]]:
-        """The state of each collector, reported by a running node; empty before its first sample."""
-        return [] if self.status is None else self.status.get("collectors", [])
-
-    @property
-    def senders(self) -> list[dict[str, Any]]:
-        """The state of each node heard within a day, reported by a running collector."""
-        if self.status is None:
-            return []
-        return [one for one in self.status["senders"]["worst"] if not one.get("gone")]
-
     # -- the configuration --
 
     @cached_property
@@ -157,31 +140,26 @@ class Target:
             running = arguments(self.host, self.pid, self.side)
             if running is not None:
                 return running
-        config = f"/etc/colmet/{self.side}.toml"
-        given = ["--config", self.host.path(config)] if os.path.exists(self.host.path(config)) else []
-        return given + self._default_options()
-
-    def _default_options(self) -> list[str]:
-        """Return OPTIONS of the unit's environment file."""
-        with contextlib.suppress(OSError, ValueError):  # optional for the unit, too
+        config = self.host.path(f"/etc/colmet/{self.side}.toml")
+        given = ["--config", config] if os.path.exists(config) else []
+        with contextlib.suppress(OSError, ValueError):  # the environment file is optional for the unit, too
             text = self.host.read_start(f"/etc/default/{self.program}", MAX_FILE_BYTES).decode()
             for line in text.splitlines():
                 name, _, value = line.strip().partition("=")
                 if name == "OPTIONS":
-                    return shlex.split(" ".join(shlex.split(value)))
-        return []
+                    return given + shlex.split(" ".join(shlex.split(value)))
+        return given
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Sequence[type[Any]]]:
-        """The daemon's module, and the classes of its backends."""
+    def _loaded(self) -> tuple[Any, Backends]:
+        """The daemon's module, and the available backends with the plug-ins and their problems."""
         main = importlib.import_module(f"colmet.{self.side}.main")
-        return main, main.load_backends().classes
+        return main, main.load_backends()
 
     @property
     def plugins(self) -> Backends:
         """The available backends, with the plug-ins and their problems."""
-        backends: Backends = self._loaded[0].load_backends()
-        return backends
+        return self._loaded[1]
 
     @cached_property
     def damage(self) -> str:
@@ -201,7 +179,7 @@ class Target:
 
         if self.damage:
             return None, [], f"it cannot be read without the modules of {self.program}"
-        main, classes = self._loaded
+        main, classes = self._loaded[0], self.plugins.classes
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -243,7 +221,7 @@ class Target:
         answer = None if is_own else _check_as(self.side, self.argv, self.user)
         if answer is not None:
             return answer, True
-        main, classes = self._loaded
+        main, classes = self._loaded[0], self.plugins.classes
         try:
             if self.side == "node":
                 main.build(self.options, classes, self.host).source.close()
@@ -303,17 +281,13 @@ class Target:
     @cached_property
     def runtime_directory(self) -> str:
         """The directory in /run made by the daemon's unit; "" without one."""
-        if self.pid or not self.unit.get("RuntimeDirectory"):
-            return self.environment("RUNTIME_DIRECTORY")
-        return f"/run/{self.unit['RuntimeDirectory']}"
-
-    def environment(self, name: str) -> str:
-        """Return a variable from the environment of the running daemon, or of this command if that is unreadable."""
         if self.pid:
             with contextlib.suppress(OSError):  # it may be another user's
                 entries = self.host.read(f"/proc/{self.pid}/environ").split(b"\0")
-                return os.fsdecode(dict([one.partition(b"=")[::2] for one in entries]).get(name.encode(), b""))
-        return os.environ.get(name, "")
+                return os.fsdecode(dict([one.partition(b"=")[::2] for one in entries]).get(b"RUNTIME_DIRECTORY", b""))
+        elif self.unit.get("RuntimeDirectory"):
+            return f"/run/{self.unit['RuntimeDirectory']}"
+        return os.environ.get("RUNTIME_DIRECTORY", "")
 
 
 def _check_as(side: str, argv: Sequence[str], user: User) -> str | None:
@@ -347,25 +321,18 @@ def arguments(host: Host, pid: int, side: str) -> list[str] | None:
     except OSError:
         return None
     words = [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
-    at = _program_at(words)
-    for word in words[at : at + 1]:
-        if os.path.basename(word) in (f"colmet-{side}", f"colmet.{side}.main") or word.endswith(
-            f"colmet/{side}/main.py"
-        ):
-            return words[at + 1 :]
-    return None
-
-
-def _program_at(words: Sequence[str]) -> int:
-    """Return the index of the program in a command line, or of Python's module or script."""
-    at = 0
+    at = 0  # index of the program, or of Python's module or script
     if words and os.path.basename(words[0]).startswith("python"):
         at = 1
         while at < len(words) and words[at].startswith("-") and words[at] not in ("-c", "-m"):
             at += 2 if words[at] in ("-W", "-X") else 1
         if words[at : at + 1] == ["-m"]:
             at += 1
-    return at
+    for word in words[at : at + 1]:
+        is_it = os.path.basename(word) in (f"colmet-{side}", f"colmet.{side}.main")
+        if is_it or word.endswith(f"colmet/{side}/main.py"):
+            return words[at + 1 :]
+    return None
 
 
 def find_sides(host: Host) -> list[str]:

@@ -1,9 +1,13 @@
-"""The stored rows of jobs, read through the JSON interface of a collector."""
+"""The stored rows that a command reads: of this machine's store or through the JSON interface, with their progress."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +17,8 @@ import numpy.typing as npt
 from colmet.commands import remote
 from colmet.commands.extract_rows import Interval, both
 from colmet.commands.remote import InterfaceClient, InterfaceError
-from colmet.commands.top.view import clean
-from colmet.common.errors import ColmetError, ConfigError
+from colmet.commands.top_view import clean
+from colmet.common.errors import ConfigError
 from colmet.stored import sources
 from colmet.stored.series import NODE, History, RowQuery, Series, missing_values
 
@@ -51,9 +55,8 @@ class RemoteHistory(History):
             if err.status == 404:
                 return {}
             raise
-        if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
-            raise self._broken()
-        return {str(table): list(map(str, names)) for table, names in found.items()}
+        with self._client.checking_form():
+            return {str(table): list(map(str, names)) for table, names in found.items()}
 
     def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
@@ -66,26 +69,20 @@ class RemoteHistory(History):
         kinds: dict[str, str] = {}
         for node in [None] if hosts is None or len(hosts) > FEW_HOSTS else sorted(hosts):
             for page in self._pages(job, {**asked, "node": node}, Interval(query.since, query.until)):
-                try:
+                with self._client.checking_form():
                     for name, kind in page["kinds"].items():
                         kinds[name] = max(kinds.get(name, ""), kind, key=" ifS".find)
                     for rows in page["rows"]:
                         if hosts is None or rows["node"] in hosts:
                             made.setdefault(str(rows["node"]), []).append(rows)
-                except (KeyError, TypeError, AttributeError) as err:
-                    raise self._broken() from err
-        try:
+        with self._client.checking_form():
             return [_series(query.table, host, job, parts, kinds) for host, parts in sorted(made.items())]
-        except (KeyError, TypeError, ValueError, OverflowError) as err:
-            raise self._broken() from err
 
     def _pages(self, job: int, asked: Mapping[str, object], limits: Interval) -> Iterator[dict[str, Any]]:
         """Yield the pages of a query, by intervals of time if its rows are many."""
         outline = self._get(job, "rows", {**asked, "since": limits.since, "until": limits.until, "limit": 0})
-        try:
+        with self._client.checking_form():
             total, first, last = [int(outline[name] or 0) for name in ("total", "first", "last")]
-        except (KeyError, TypeError, ValueError) as err:
-            raise self._broken() from err
         if not total:
             return
         count = min(max(1, math.ceil(total / WINDOW_ROWS)), max(1, last - first + 1), 10_000)
@@ -112,16 +109,12 @@ class RemoteHistory(History):
                 self.warnings.append(text)
         return answer
 
-    def _broken(self) -> ColmetError:
-        return ColmetError(f"{self._client.url}: the answer has not the described form; is it of another version?")
-
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
 
 def _series(table: str, host: str, job: int, parts: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Series:
-    """Return the rows of a host, from the pages with them."""
     times = np.concatenate([np.array(part["times"], np.int64).reshape(-1) for part in parts])
     names = dict.fromkeys([name for part in parts for name in part["columns"]])
     columns = {
@@ -141,3 +134,38 @@ def _column(values: Sequence[Any] | None, count: int, kind: str) -> npt.NDArray[
         return np.array(cells or [b""])[:count]
     missing = -1 if kind == "i" else math.nan
     return np.array([missing if one is None else one for one in values], _KINDS[kind])
+
+
+AFTER_S = 2.0  # after the start of the command
+EVERY_S = 0.2
+WIDTH = 30  # of the bar, characters
+
+
+@contextlib.contextmanager
+def shown_progress(history: History, command: str) -> Iterator[None]:
+    """Show the progress of a history on stderr, if that is a terminal; the line is removed at the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    due, is_there = time.monotonic() + AFTER_S, False
+
+    def show(what: str, share: float) -> None:
+        nonlocal due, is_there
+        if time.monotonic() < due:
+            return
+        due, is_there = time.monotonic() + EVERY_S, True
+        done = round(min(1.0, max(0.0, share)) * WIDTH)
+        line = f"{command}: {'#' * done:.<{WIDTH}} {share:4.0%} {what}"
+        columns = 80
+        with contextlib.suppress(OSError, ValueError):
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or columns
+        # a line longer than the terminal would be repeated instead of replaced
+        print(f"\r{line[: columns - 1]}\033[K", end="", file=sys.stderr, flush=True)
+
+    history.progress = show
+    try:
+        yield
+    finally:
+        history.progress = History.progress
+        if is_there:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

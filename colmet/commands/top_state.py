@@ -6,8 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
-from colmet.commands.top import view
-from colmet.commands.top.view import BAD, DIM, KEY, TITLE, Part
+from colmet.commands import top_view as view
+from colmet.commands.top_view import BAD, DIM, KEY, TITLE, Part
 from colmet.common.text import Clock
 
 Scalar = Union[str, int, float, bool, None]
@@ -66,18 +66,13 @@ there is no second sample yet.                               Any key goes back."
 
 
 class ScreenState:
-    """The state of the screen, and the current request.
+    """The state of the screen; `request` is the current request, `ended` whether the user wants to leave."""
 
-    Attributes:
-        ended: whether the user wants to leave.
-        request: the current request.
-    """
-
-    def __init__(self, request: Mapping[str, Scalar], interval_s: float) -> None:
+    def __init__(self, request: Mapping[str, Scalar], interval_s: float, bars: str = view.BARS) -> None:
         self.request: dict[str, Scalar] = {**request, "command": "top", "limit": ROWS}
         self.ended = False
         self._interval_s = interval_s
-        self._bars = view.BARS
+        self._bars = bars
         self._before: list[dict[str, Scalar]] = []  # to go back to
         self._answer: dict[str, Any] | None = None
         self._answered = 0.0
@@ -90,10 +85,6 @@ class ScreenState:
         self._top = 0
         self._page = 10
         self._histories: OrderedDict[int, deque[dict[str, Any]]] = OrderedDict()
-
-    def plain_bars(self) -> None:
-        """Draw bars in ASCII, for terminals without Unicode."""
-        self._bars = view.PLAIN_BARS
 
     # -- answers --
 
@@ -113,12 +104,10 @@ class ScreenState:
         self._trouble = view.clean(why)
 
     def _note(self, row: Mapping[str, Any]) -> None:
-        history = self._histories.get(row["job"])
-        if history is None:
-            history = self._histories[row["job"]] = deque(maxlen=HISTORY)
-            if len(self._histories) > HISTORIES:
-                self._histories.popitem(last=False)
+        history = self._histories.setdefault(row["job"], deque(maxlen=HISTORY))
         self._histories.move_to_end(row["job"])
+        if len(self._histories) > HISTORIES:
+            self._histories.popitem(last=False)
         if not history or row.get("time") != history[-1]["time"]:
             history.append({key: row.get(key) for key in HISTORY_KEYS})
 
@@ -156,12 +145,15 @@ class ScreenState:
     def _view(self) -> str:
         return str(self.request["view"])
 
+    @property
+    def _sort(self) -> str:
+        return str(self.request.get("sort") or ("node" if self._view == "nodes" else "cpu"))
+
     def _ask(self, **changes: Scalar) -> None:
         self.request = {**self.request, **changes}
         self._paused = None
 
     def _open(self, changes: Mapping[str, Scalar]) -> None:
-        """Open another view."""
         self._before = [*self._before[-9:], self.request]
         kept = {key: value for key, value in self.request.items() if key not in (*FILTERS, "sort", "reverse")}
         self._show({**kept, **changes})
@@ -173,13 +165,11 @@ class ScreenState:
 
     def _enter(self) -> None:
         rows = self._rows()
-        if not rows:
+        if not rows or self._view == "job":
             return
         row = rows[min(self._at, len(rows) - 1)]
-        if self._view == "jobs":
-            self._open({"view": "job", "job": row["job"]})
-        elif self._view == "nodes":
-            self._open({"view": "jobs", "node": row["node"]})
+        is_jobs = self._view == "jobs"
+        self._open({"view": "job", "job": row["job"]} if is_jobs else {"view": "jobs", "node": row["node"]})
 
     def _back(self) -> None:
         if self._before:
@@ -249,17 +239,13 @@ class ScreenState:
         return [Part(left, TITLE), Part(" " * max(1, width - len(left) - len(right))), Part(right, DIM)]
 
     def _what(self, answer: Mapping[str, Any] | None, now: float) -> list[Part]:
-        """Return the line on order and filters, or on missing answers."""
         if answer is not None and self._trouble:
-            since = now - self._answered
-            return [
-                Part(f"NO ANSWER since {view.clock(self._answered)} ({view.age(since)}): {self._trouble}", BAD),
-            ]
+            since = f"{view.clock(self._answered)} ({view.age(now - self._answered)})"
+            return [Part(f"NO ANSWER since {since}: {self._trouble}", BAD)]
         words = []
         if self._paused is not None:
             words.append(Part("PAUSED, p goes on; ", BAD))
-        default = "node" if self._view == "nodes" else "cpu"
-        words.append(Part(f"sorted by {str(self.request.get('sort') or default).replace('_', ' ')}", DIM))
+        words.append(Part(f"sorted by {self._sort.replace('_', ' ')}", DIM))
         if self.request.get("reverse"):
             words.append(Part(", reversed", DIM))
         for name, what in FILTERS.items():
@@ -282,13 +268,10 @@ class ScreenState:
             self._top = 0
         self._top = max(min(self._top, self._at, max(0, len(rows) - room)), self._at - max(0, room - 1))
         shown = rows[self._top : self._top + room]
-        sort = str(self.request.get("sort") or ("node" if self._view == "nodes" else "cpu"))
-        lines = view.table(self._view, rows, width, sort, self._at - self._top, shown)
+        lines = view.table(self._view, rows, width, self._sort, self._at - self._top, shown)
         hidden = len(rows) - self._top - len(shown)
-        if hidden > 0 and len(lines) > 1:
-            lines[-1] = (
-                [Part(f"  and {hidden + 1:,} more below", DIM)] if self._at - self._top < room - 1 else lines[-1]
-            )
+        if hidden > 0 and len(lines) > 1 and self._at - self._top < room - 1:
+            lines[-1] = [Part(f"  and {hidden + 1:,} more below", DIM)]
         return lines
 
     def _footer(self, width: int) -> list[Part]:
@@ -297,8 +280,6 @@ class ScreenState:
             asks = "user" if name == "user" else "text in user, node or job"
             return [Part(f"{asks}: ", KEY), Part(view.clean(text)), Part("_", "blink"), Part("   Enter sets it", DIM)]
         *entries, last = FOOTERS[self._view]
-        sized = sum([len(key) + len(what) + 3 for key, what in (*entries, last)]) - 2
-        while sized > width and entries:
-            key, what = entries.pop()
-            sized -= len(key) + len(what) + 3
+        while entries and sum([len(key) + len(what) + 3 for key, what in (*entries, last)]) - 2 > width:
+            entries.pop()
         return [part for key, what in (*entries, last) for part in (Part(key, KEY), Part(f" {what}  "))]

@@ -49,14 +49,8 @@ def cut(line: Line, width: int) -> list[Part]:
 
 def clean(text: object) -> str:
     """Make foreign text safe for a terminal: printable characters of one cell, others replaced by ?."""
-    return "".join(
-        [
-            c
-            if c.isprintable() and not unicodedata.combining(c) and unicodedata.east_asian_width(c) not in "WF"
-            else "?"
-            for c in str(text)
-        ]
-    )
+    is_narrow = [not unicodedata.combining(c) and unicodedata.east_asian_width(c) not in "WF" for c in str(text)]
+    return "".join([c if c.isprintable() and fits else "?" for c, fits in zip(str(text), is_narrow)])
 
 
 # -- values --
@@ -113,11 +107,8 @@ def spark(values: Iterable[float | None], width: int, bars: str = BARS) -> str:
     latest = list(values)[-width:]
     most = max([value for value in latest if value is not None], default=0.0)
     steps = len(bars) - 1
-    text = [
-        bars[0] if value is None else bars[1 if most <= 0 else max(1, min(steps, round(value / most * steps)))]
-        for value in latest
-    ]
-    return "".join(text)
+    heights = [1 if most <= 0 else max(1, min(steps, round((value or 0.0) / most * steps))) for value in latest]
+    return "".join([bars[0] if value is None else bars[height] for value, height in zip(latest, heights)])
 
 
 # -- tables --
@@ -200,10 +191,9 @@ def _cell(column: ViewColumn, text: str, sized: int) -> str:
 def table(
     view: str, rows: Sequence[Row], width: int, sort: str = "", selected: int = -1, shown: Sequence[Row] | None = None
 ) -> list[list[Part]]:
-    """Return a line of titles, and one for each shown row; all rows by default.
+    """Return a line of titles, and one for each shown row (all by default); all rows count for the choice of columns.
 
-    All rows count for the choice of columns. `sort` is the key of the marked column, `selected` the index of the
-    selected row among the shown ones.
+    `sort` is the key of the marked column, `selected` the index of the selected row among the shown ones.
     """
     columns = chosen(COLUMNS[view], rows, width)
     spare = width - 1 - sum([column.width + len(GAP) for column in columns])
@@ -295,16 +285,13 @@ def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, ba
             most = max([value for value in of_key if value is not None], default=None)
             line += [Part(f"{spark(of_key, room, bars):<{room}}", "cyan"), Part(f" max {show(most)}", DIM)]
         lines.append(line)
-    waits = [
-        f"{decimal(job.get(key))} {what}"
-        for key, what in (("wait_cpu", "a CPU"), ("wait_io", "I/O"), ("wait_swap", "swap"), ("wait_reclaim", "memory"))
-    ]
-    lines.append([Part(f"  {'tasks':<7}", DIM), Part(f"{number(job.get('tasks'))}; waiting for: {', '.join(waits)}")])
-    peak = f"  {'memory':<7}"
-    more = f"anonymous {size(job.get('memory_anon'))}, peak {size(job.get('memory_peak'))}"
-    kills = job.get("oom_kills")
-    lines.append([Part(peak, DIM), Part(more + f", swap {size(job.get('memory_swap'))}")])
-    if kills:
+    reasons = {"wait_cpu": "a CPU", "wait_io": "I/O", "wait_swap": "swap", "wait_reclaim": "memory"}
+    waits = ", ".join([f"{decimal(job.get(key))} {what}" for key, what in reasons.items()])
+    lines.append([Part(f"  {'tasks':<7}", DIM), Part(f"{number(job.get('tasks'))}; waiting for: {waits}")])
+    kept = {"anonymous": "memory_anon", "peak": "memory_peak", "swap": "memory_swap"}
+    more = ", ".join([f"{what} {size(job.get(key))}" for what, key in kept.items()])
+    lines.append([Part(f"  {'memory':<7}", DIM), Part(more)])
+    if kills := job.get("oom_kills"):
         lines[-1].append(Part(f"; {number(kills)} PROCESSES KILLED for lack of memory", BAD))
     return lines
 

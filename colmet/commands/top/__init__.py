@@ -1,1 +1,0 @@
-"""Live resource use of jobs and nodes in the terminal: `colmet top`."""
