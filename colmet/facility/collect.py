@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from colmet.batch.model import BatchJob, BatchSystem
+from colmet.batch.systems import BatchJob, BatchSystem
 from colmet.common.errors import ColmetError
 from colmet.facility import documents, machine
 from colmet.facility.deadlines import Deadlines
@@ -116,7 +116,7 @@ class Facility:
         """Return the number of unusable items of the sources, already logged, so far."""
         last = 0 if self._logins is None else self._logins.failures
         odd = 0 if self._jupyter is None else self._jupyter[0].odd
-        return last + odd + sum(system.left_out for system in self._batch)
+        return last + odd + sum(system.skipped for system in self._batch)
 
     def _sources(self, people: People) -> Iterator[tuple[str, str, Callable[[], list[Document]]]]:
         cluster, node = self._cluster, self._login_node

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from colmet.batch.model import BatchJob, Queue
+from colmet.batch.systems import BatchJob, Queue
 
 Document = dict[str, Any]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from colmet.batch.qmem import Hosts, Owners
+from colmet.batch.gridengine_memory import Hosts, Owners
 from colmet.common.errors import ColmetError
 
 MAX_TEXT = 1024  # characters of a name; the rest is cut off

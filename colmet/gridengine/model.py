@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.batch.gridengine_memory import parse_memory, parse_number
-from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owners
+from colmet.batch.gridengine_memory import BatchHost, Hosts, JobOnHost, Owners, parse_memory, parse_number
 from colmet.stored.names import natural
 
 UNKNOWN = "-"  # also in the servers' answers

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from colmet import __version__
-from colmet.batch.qmem import Hosts, Owners
+from colmet.batch.gridengine_memory import Hosts, Owners
 from colmet.commands import logins
 from colmet.commands.remote import TOKEN, reason_of
 from colmet.commands.top.view import clean
@@ -22,7 +22,7 @@ from colmet.common.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
+from colmet.gridengine.server import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
 log = logging.getLogger(__name__)
 

@@ -18,21 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.batch import gridengine, gridengine_xml
-from colmet.batch.gridengine import (
-    KEPT_PERIODS,
-    NO_QUEUE,
-    CommandSource,
-    FileSource,
-    GridEngine,
-    MemorySource,
-    MemoryWatch,
-    count_queues,
-    parse_queue_names,
-    parse_tasks,
-)
+from colmet.batch.answers import BatchError
+from colmet.batch.gridengine import JOBS, NO_QUEUE, GridEngine, count_queues, read_jobs, read_task
 from colmet.batch.gridengine_memory import parse_memory, parse_qhost, read_memory
+from colmet.batch.gridengine_watch import KEPT_PERIODS, CommandSource, FileSource, MemorySource, MemoryWatch
 from colmet.batch.gridengine_xml import Sieve
-from colmet.batch.model import BatchError, Queue
+from colmet.batch.systems import Queue
 from colmet.common.errors import ConfigError
 from tests.support.waiting import Clock
 
@@ -45,6 +36,10 @@ GRANTED = (DATA / "qstat-sr.xml").read_bytes()
 NONE = (DATA / "unknown.xml").read_bytes()
 OWNER = "colmet-sge"
 EMPTY = b"<?xml version='1.0'?>\n<qhost></qhost>"
+
+
+def parse_tasks(data):
+    return [read_task(element) for element in read_jobs(data, JOBS)]
 
 
 def granted():
@@ -360,8 +355,7 @@ def test_whatever_is_changed_it_is_read_or_refused(data):
 
 def test_queues_have_their_jobs_and_slots():
     """By hand: qstat-f.txt, of the same time."""
-    names = parse_queue_names((DATA / "qstat-gc.xml").read_bytes())
-    assert count_queues(names, parse_tasks(TASKS)) == [
+    assert count_queues(["main.q", "other.q"], parse_tasks(TASKS)) == [
         Queue("main.q", idle=0, running=11, held=0, cores=22, memory_mb=None),  # job 2 asked for no memory
         Queue("other.q", idle=2, running=1, held=0, cores=1, memory_mb=10),
         Queue(NO_QUEUE, idle=5, running=0, held=2, cores=0, memory_mb=0),
@@ -437,9 +431,12 @@ def test_a_job_that_waits_counts_for_the_queue_that_it_asked_for(asked, queue):
 
 
 @pytest.mark.parametrize("broken", [{"number": "x"}, {"slots": ""}, {"state": ""}, {"number": "\u0661"}])
-def test_a_line_of_another_form_is_an_error(broken):
-    with pytest.raises(BatchError, match="without number, slots or state"):
-        parse_tasks(line(**broken))
+def test_a_line_of_another_form_is_skipped_and_counted(commands, tmp_path, broken):
+    lines = line(**broken) + line()
+    (tmp_path / "lines").write_bytes(lines.replace(b"</job_info><job_info>", b""))
+    commands("qstat", f"cat {tmp_path}/lines")
+    system = GridEngine()
+    assert [job.id for job in system.jobs()] == ["7"] and system.skipped == 1
 
 
 # commands
@@ -565,9 +562,10 @@ class MadeUp(MemorySource):
 
     def __init__(self, *answers):
         self.answers = list(answers)
-        self.forgotten = 0
+        self.asked = []
 
-    def read(self):
+    def read(self, even_unchanged):
+        self.asked.append(even_unchanged)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -575,9 +573,6 @@ class MadeUp(MemorySource):
 
     def read_granted(self):
         return None
-
-    def forget(self):
-        self.forgotten += 1
 
     def cancel(self):
         pass
@@ -625,11 +620,12 @@ def test_a_defect_is_a_failure_as_others_are(caplog):
 
 
 def test_an_answer_that_cannot_be_read_is_a_failure_and_asked_for_again():
-    source = MadeUp((QHOST[:-20], QSTAT))
+    source = MadeUp((QHOST[:-20], QSTAT), (QHOST, QSTAT), None)
     watch = MemoryWatch(source)
     assert not watch.refresh()
     assert "no whole XML document" in watch.why
-    assert source.forgotten == 1
+    assert watch.refresh() and watch.refresh()
+    assert source.asked == [True, True, False]
 
 
 def test_the_thread_refreshes_until_it_is_closed(commands):

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from colmet.batch import gridengine_records
-from colmet.batch.answers import FormError
-from colmet.batch.gridengine_records import GridEngineRecords, account, accounts_path
-from colmet.batch.model import BatchError
+from colmet.batch import gridengine
+from colmet.batch.answers import BatchError, FormError
+from colmet.batch.gridengine import GridEngineRecords, account, accounts_path
 from tests.support.batch_commands import DATA, Commands
 
 RECORDED = DATA / "gridengine"
@@ -166,12 +165,12 @@ def test_running_tasks_are_those_of_qstat(tmp_path, monkeypatch):
     commands = Commands(tmp_path / "bin", monkeypatch)
     source = GridEngineRecords(str(tmp_path / "accounting"))
     assert source.running() == [], "without qstat"
-    commands.answers(gridengine_records.QSTAT, RECORDED / "qstat-r.xml")
+    commands.answers(gridengine.RUNNING_JOBS, RECORDED / "qstat-r.xml")
     running = {one.job: one for one in source.running()}
     assert set(running) == {12, 15}
     assert running[12].started == 1795646481, "as the accounts had it later"
     assert (running[12].requested_memory, running[12].batch_hosts) == (100 << 20, "node2")
-    commands.answers(gridengine_records.QSTAT, "error: commlib error: got select error\n")
+    commands.answers(gridengine.RUNNING_JOBS, "error: commlib error: got select error\n")
     with pytest.raises(BatchError):
         source.running()
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
+from colmet.batch.answers import BatchError
+from colmet.batch.systems import BatchJob, BatchSystem, Queue
 from colmet.facility import afmetrics, command, machine, options
 from colmet.facility.collect import Facility
 from colmet.facility.logins import Logins

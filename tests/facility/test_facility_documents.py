@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from colmet.batch.model import BatchJob, Queue
+from colmet.batch.systems import BatchJob, Queue
 from colmet.common.config import secretfile
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.facility import debugfiles, documents, obfuscation

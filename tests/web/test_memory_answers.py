@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from colmet.common.live.summary import measure_jobs, measure_nodes
-from colmet.gridengine.answers import parse_hosts, parse_owners
+from colmet.gridengine.server import parse_hosts, parse_owners
 from colmet.gridengine.model import GIB, Wanted, count
 from colmet.web.memory_answers import hosts_of, owners_of, uid_of
 from tests.support.top_bed import Bed
