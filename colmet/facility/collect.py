@@ -15,9 +15,8 @@ from colmet.facility import documents, machine
 from colmet.facility.deadlines import Deadlines
 from colmet.facility.documents import BATCH_FILE, HOST_FILE, JUPYTER_FILE, SSH_FILE, Document, DocumentGroup
 from colmet.facility.jupyter import COFFEA_LABEL, COFFEA_NAMESPACE, Jupyter
-from colmet.facility.logins import Logins
 from colmet.facility.machine import Disks, DisksSilent, Network
-from colmet.facility.people import People
+from colmet.facility.people import Logins, People
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""colmet-facility: logins, queues, Jupyter users and this host as documents, once or repeatedly.
+"""colmet-facility and afmetrics_collector: logins, queues, Jupyter users and this host as documents.
 
 Exit status: 0; 1 if a source failed, or a document is not yet delivered; 2 if the command line is invalid.
 """
@@ -27,17 +27,15 @@ from colmet.common.daemon import logs
 from colmet.common.daemon.systemd import Service
 from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.facility import collector_output, debugfiles, machine, obfuscation, options
+from colmet.facility import collector_output, documents, machine, options, people
 from colmet.facility.collect import ENDED_S, Facility
 from colmet.facility.collector_output import CollectorOutput
 from colmet.facility.deadlines import Deadlines
 from colmet.facility.documents import Document
 from colmet.facility.jupyter import Jupyter, check_names
-from colmet.facility.logins import Logins
 from colmet.facility.machine import DISKS, MAX_AGE_S, Disks, Network
-from colmet.facility.obfuscation import Obscure
 from colmet.facility.options import TOKEN_VARIABLE, Program
-from colmet.facility.people import People, find_group
+from colmet.facility.people import Logins, Obscure, People, find_group
 from colmet.facility.sender import DocumentSender
 
 log = logging.getLogger(__name__)
@@ -50,6 +48,15 @@ PROGRAM = Program(
     url=None,
     state_file=None,
     is_alias=False,
+)
+# colmet-facility with the options, defaults and log lines of the program of this name
+AFMETRICS = Program(
+    name="afmetrics_collector",
+    description="Do what afmetrics_collector did, with its options.",
+    cluster="UC-AF",
+    url="https://af.atlas-ml.org/",
+    state_file="/run/afmetrics.json",
+    is_alias=True,
 )
 STATE_NAME = "network-{}.json"  # of a machine: several may have one home directory
 SOURCE_TIMEOUT_S = 30.0  # of who, last, each disk, Kubernetes
@@ -80,6 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(PROGRAM, argv)
 
 
+def main_of_afmetrics(argv: Sequence[str] | None = None) -> int:
+    """Run ``afmetrics_collector``; return the exit status."""
+    return run_program(AFMETRICS, argv)
+
+
 def run_program(program: Program, argv: Sequence[str] | None) -> int:
     """Parse the command line and run the program; return the exit status."""
     service = Service.from_environment()  # first, so that child processes do not inherit it
@@ -89,7 +101,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         set_up_logging(program, parsed.loglevel)
         check_effects(parser, parsed)
         if parsed.make_key is not None:
-            obfuscation.make_key(parsed.make_key)
+            people.make_key(parsed.make_key)
             return 0
         with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
             return _run(program, parsed, service, signals)
@@ -166,7 +178,7 @@ def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = l
     """
     gathered = facility.gather(go_on)
     if outputs.debug:
-        debugfiles.write(gathered.groups, outputs.token)
+        documents.write_files(gathered.groups, outputs.token)
         return not gathered.failed
     found = [document for group in gathered.groups for document in group.documents]
     complete = not gathered.failed
@@ -224,7 +236,7 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
         disks = Disks(parsed.disk or DISKS, deadlines, SOURCE_TIMEOUT_S, wanted=bool(parsed.disk))
     return Facility(
         parsed.cluster,
-        obfuscation.host(machine.name(), parsed.obfuscate_hosts),
+        people.host(machine.name(), parsed.obfuscate_hosts),
         lambda: People(parsed.group, obscure),
         jupyter,
         logins,
@@ -248,14 +260,14 @@ def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
     if parsed.key_file is not None:
         if parsed.salt_file is not None:
             raise ConfigError("--key-file excludes --salt-file: give one of them")
-        return obfuscation.keyed(obfuscation.read_key("--key-file", parsed.key_file))
+        return people.keyed(people.read_key("--key-file", parsed.key_file))
     if parsed.salt_file is not None:
-        return obfuscation.salted(read_safe_line("--salt-file", parsed.salt_file))
+        return people.salted(read_safe_line("--salt-file", parsed.salt_file))
     if parsed.salt:
         if not parsed.obfuscate_users:
             log.warning("users' names are sent unchanged: a salt has no effect without -o")
         _note_visible_secret("-z", "colmet-facility --salt-file")
-    return obfuscation.salted(parsed.salt) if parsed.obfuscate_users else obfuscation.plain
+    return people.salted(parsed.salt) if parsed.obfuscate_users else people.plain
 
 
 def _note_visible_secret(option: str, remedy: str) -> None:
@@ -284,11 +296,11 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
             token = read_token()
         if parsed.url and token is None:
             log.info("documents are sent without a token")
-        documents = None
+        sender = None
         if parsed.url:
-            documents = DocumentSender(parsed.url, token, parsed.ca_file or None, stopping, read_token)
+            sender = DocumentSender(parsed.url, token, parsed.ca_file or None, stopping, read_token)
         stack.pop_all()
-    return Outputs(documents, collector, parsed.json_lines)
+    return Outputs(sender, collector, parsed.json_lines)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from colmet.commands import remote
 from colmet.commands.top.view import clean
@@ -21,6 +22,9 @@ from colmet.common.text import counted
 from colmet.gridengine import server, text
 from colmet.gridengine.model import MemoryReport, Wanted, count
 from colmet.gridengine.server import Fetched, QmemClient
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = """\
 examples:
@@ -106,10 +110,9 @@ class Printing:
         if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
             return False
         try:
-            from colmet.gridengine import screen
+            show_table(memory, self._details, self._titles)
         except ModuleNotFoundError:  # print columns instead
             return False
-        screen.show(memory, self._details, self._titles)
         return True
 
     def _notes(self, fetched: Fetched, memory: MemoryReport) -> list[str]:
@@ -131,3 +134,18 @@ class Printing:
         if memory.unread:
             notes.append(f"{counted(memory.unread, 'sizes')} of the answer not understood, and skipped")
         return notes
+
+
+def show_table(memory: MemoryReport, details: bool, titles: Sequence[str], console: Console | None = None) -> None:
+    """Print a table for a terminal, `MemoryTable`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console(highlight=False, markup=False, emoji=False)
+    table = text.MemoryTable(memory, details, console.width, titles).lines()
+    lines = [Text.assemble(*[(part.text, part.style) for part in line]) for line in table]
+    with console.capture() as captured:  # written at once, to avoid flicker
+        for line in lines:
+            console.print(line, no_wrap=True, overflow="crop", crop=True)
+    console.file.write(captured.get())
+    console.file.flush()

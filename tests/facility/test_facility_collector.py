@@ -14,7 +14,7 @@ from colmet.common.config.keys import write_pair
 from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options
-from colmet.facility.rows import rows_of, tables_of
+from colmet.facility.collector_output import rows_of, tables_of
 from colmet.facility.sender import Outcome
 from tests.support.bulk_server import Database
 

@@ -19,11 +19,9 @@ import pytest
 
 from colmet.batch.answers import BatchError
 from colmet.batch.systems import BatchJob, BatchSystem, Queue
-from colmet.facility import afmetrics, command, machine, options
+from colmet.facility import command, machine, options
 from colmet.facility.collect import Facility
-from colmet.facility.logins import Logins
-from colmet.facility.obfuscation import plain
-from colmet.facility.people import People
+from colmet.facility.people import Logins, People, plain
 from tests.support.kubernetes_server import KubernetesServer, pod
 
 CONDOR_JOBS = ("--batch-system", "condor")
@@ -173,7 +171,7 @@ class Odd(Broken):
     name = "odd"
 
     def queues(self):
-        self.left_out += 1
+        self.skipped += 1
         return [Queue("q", 1, 2, 3)]
 
     def ended(self, within_s):
@@ -265,13 +263,13 @@ def test_what_cannot_be_done_is_one_line_and_status_2(capsys, argv, reason):
 
 
 def parsed(*argv):
-    return options.build_parser(afmetrics.PROGRAM).parse_args(argv)
+    return options.build_parser(command.AFMETRICS).parse_args(argv)
 
 
 def test_the_alias_has_the_old_defaults():
     given = parsed()
     assert (given.cluster, given.url) == ("UC-AF", "https://af.atlas-ml.org/")
-    assert afmetrics.PROGRAM.state_file == "/run/afmetrics.json"
+    assert command.AFMETRICS.state_file == "/run/afmetrics.json"
     assert (given.namespace, given.label, given.token, given.loglevel) == ("af-jupyter", "owner", None, None)
     assert (given.salt, given.group, given.obfuscate_hosts, given.queue) == ("", "", "", [])
     flags = ("ssh", "ssh_history", "jupyter", "batch", "host", "obfuscate_users", "debug")
@@ -299,29 +297,32 @@ def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, 
     token.chmod(0o600)
     argv = ["--cluster", "X", "--host", "--disk", "/", "--url", endpoint.url, "--token-file", str(token)]
     for option, count in (("-v", 0), ("-vv", 4)):
-        said = process("command", option, *argv, cwd=tmp_path).stderr
+        said = process(*COLMET, option, *argv, cwd=tmp_path).stderr
         found = re.findall(r"DEBUG \S+: document (.*)", said)
         assert len(found) == len(re.findall("DEBUG .*: answer status=200", said)) == count
         assert all(json.loads(text)["token"] is None for text in found) and "s3cret" not in said
 
 
 def test_nothing_wanted_of_the_alias_is_nothing_done():
-    assert afmetrics.main(["-u", "http://127.0.0.1:1/"]) == 0
+    assert command.main_of_afmetrics(["-u", "http://127.0.0.1:1/"]) == 0
 
 
 # -- in processes of their own --
 
 
-def process(module, *argv, cwd, **settings):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+COLMET = [sys.executable, "-m", "colmet.facility.command"]
+ALIAS = [sys.executable, "-c", "import sys; from colmet.facility import command; sys.exit(command.main_of_afmetrics())"]
+
+
+def process(*argv, cwd):
     return subprocess.run(
-        [sys.executable, "-m", f"colmet.facility.{module}", *argv],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False,
+        argv, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 def test_the_alias_logs_to_standard_output_in_the_old_format(tmp_path):
-    done = process("afmetrics", "-v", "-s", "-d", cwd=tmp_path)
+    done = process(*ALIAS, "-v", "-s", "-d", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     assert lines
@@ -331,7 +332,7 @@ def test_the_alias_logs_to_standard_output_in_the_old_format(tmp_path):
 
 def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
     argv = ["--host", "-s", "-o", "-z", "salt", "-t", "x", "--url", endpoint.url]
-    done = process("afmetrics", *argv, cwd=tmp_path)
+    done = process(*ALIAS, *argv, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(endpoint.taken) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
 
@@ -345,7 +346,7 @@ def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monke
         monkeypatch.setenv("KUBECONFIG", kubernetes.kubeconfig(tmp_path / "kubeconfig"))
         disks = len([path for path in machine.DISKS if os.path.exists(path)])
         for argv in (["-sjb", "--host", "-q", "all:", "-d", "-u", "http://127.0.0.1:1/"], ["-s", "-d"]):
-            assert afmetrics.main(argv) == 0 and capfd.readouterr() == ("", "")
+            assert command.main_of_afmetrics(argv) == 0 and capfd.readouterr() == ("", "")
     assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
     assert sorted(os.listdir(place)) == ["condor.json", "host.json", "jupyter-debug.json", "ssh.json"]
     for name, count in (
@@ -363,10 +364,10 @@ def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monke
         assert text.startswith('{\n    "token": null,\n    "kind": "')
 
 
-@pytest.mark.parametrize("program", ["command.PROGRAM", "afmetrics.PROGRAM"])
+@pytest.mark.parametrize("program", ["command.PROGRAM", "command.AFMETRICS"])
 def test_only_colmet_itself_says_all_of_it(tmp_path, program):
     script = (
-        "import logging; from colmet.facility import afmetrics, command\n"
+        "import logging; from colmet.facility import command\n"
         f"command.set_up_logging({program}, logging.DEBUG)\n"
         "for name in ('oauthlib.oauth2', 'requests_oauthlib', 'urllib3.connectionpool', 'kubernetes', 'rest'):\n"
         "    logging.getLogger(name).debug('of the library')\n"
@@ -374,32 +375,21 @@ def test_only_colmet_itself_says_all_of_it(tmp_path, program):
         "    logging.getLogger(name).debug('of our own')\n"
         "logging.getLogger('requests_oauthlib').info('it refreshes')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = process(sys.executable, "-c", script, cwd=tmp_path)
     said = done.stdout + done.stderr
     assert "of the library" not in said and said.count("of our own") == 2 and "it refreshes" in said
 
 
 def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
     script = '"$0" -m colmet.facility.command --cluster X --host --disk / --json-lines | true'
-    done = subprocess.run(
-        ["sh", "-c", script, sys.executable], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert not done.stderr
+    assert not process("sh", "-c", script, sys.executable, cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize("reader", ["> /dev/full", "| true"])
 def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
     script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
-    argv = ["-m", "colmet.facility.command", "--cluster", "X", "--host", "--disk", "/", "--json-lines", "--url"]
-    done = subprocess.run(
-        ["bash", "-c", script, sys.executable, *argv, endpoint.url],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
+    argv = ["--cluster", "X", "--host", "--disk", "/", "--json-lines", "--url", endpoint.url]
+    done = process("bash", "-c", script, *COLMET, *argv, cwd=tmp_path)
     assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
     assert (tmp_path / "status").read_text() == "1\n"
     assert done.stderr.count("\n") == 1 and "ERROR __main__: documents cannot be printed: " in done.stderr

@@ -12,7 +12,7 @@ import pytest
 from colmet.batch.systems import BatchJob, Queue
 from colmet.common.config import secretfile
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.facility import debugfiles, documents, obfuscation
+from colmet.facility import documents, people
 from colmet.facility.documents import DocumentGroup, Space, Traffic
 
 
@@ -76,16 +76,16 @@ def test_the_documents_of_queues_and_jobs():
 
 
 def test_the_compatible_names_have_the_check_values():
-    assert obfuscation.salted("")("alice") == "2bd806c9"
-    assert obfuscation.salted("salt")("alice") == "3baa379b"
+    assert people.salted("")("alice") == "2bd806c9"
+    assert people.salted("salt")("alice") == "3baa379b"
 
 
 def test_keyed_names_are_16_digits_of_the_hmac():
     key = bytes(range(32))
-    assert obfuscation.keyed(key)("alice") == hmac.new(key, b"alice", hashlib.sha256).hexdigest()[:16]
-    assert obfuscation.keyed(key)("alice") != obfuscation.keyed(bytes(32))("alice")
+    assert people.keyed(key)("alice") == hmac.new(key, b"alice", hashlib.sha256).hexdigest()[:16]
+    assert people.keyed(key)("alice") != people.keyed(bytes(32))("alice")
     with pytest.raises(ValueError, match="31 bytes is too short"):
-        obfuscation.keyed(bytes(31))
+        people.keyed(bytes(31))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_keyed_names_are_16_digits_of_the_hmac():
     ],
 )
 def test_the_name_of_a_host_keeps_all_its_digits(name, domain, shown):
-    assert obfuscation.host(name, domain) == shown
+    assert people.host(name, domain) == shown
 
 
 # -- secrets --
@@ -130,12 +130,12 @@ def test_a_secret_file_that_cannot_be_used_is_reported(tmp_path, content, mode, 
 
 def test_a_key_that_was_made_can_be_read(tmp_path):
     path = tmp_path / "key"
-    obfuscation.make_key(str(path))
+    people.make_key(str(path))
     assert path.stat().st_mode & 0o777 == 0o600
-    key = obfuscation.read_key("--key-file", str(path))
+    key = people.read_key("--key-file", str(path))
     assert key == path.read_bytes() and len(set(key)) > 8
     with pytest.raises(ConfigError, match="is there already; with another key all names change"):
-        obfuscation.make_key(str(path))
+        people.make_key(str(path))
     assert path.read_bytes() == key
 
 
@@ -144,8 +144,8 @@ def test_a_key_that_was_made_can_be_read(tmp_path):
 
 def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
     first, second = documents.cpu("X", "n", 0.5), documents.jupyter("jupyter-ml", "X", ["é"])
-    debugfiles.write([DocumentGroup("host.json", [first, first])], None, str(tmp_path))
-    debugfiles.write(
+    documents.write_files([DocumentGroup("host.json", [first, first])], None, str(tmp_path))
+    documents.write_files(
         [DocumentGroup("host.json", [first]), DocumentGroup("jupyter-debug.json", [second])], None, str(tmp_path)
     )
     text = '{\n    "token": null,\n    "kind": "CPU",\n    "cluster": "X",\n    "login_node": "n",\n    "load": 0.5\n}'
@@ -155,7 +155,7 @@ def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
 
 
 def test_debug_files_have_the_token_of_the_command_line(tmp_path):
-    debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+    documents.write_files([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
     written = json.loads((tmp_path / "ssh.json").read_text())
     assert next(iter(written)) == "token" and written["token"] == "secret"
 
@@ -163,12 +163,12 @@ def test_debug_files_have_the_token_of_the_command_line(tmp_path):
 def test_a_debug_file_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "ssh.json").mkdir()
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
-        debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
+        documents.write_files([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
 
 
 def test_a_new_debug_file_is_for_its_owner_alone(tmp_path):
     groups = [DocumentGroup("ssh.json", [documents.ssh("X", "n", [])]), DocumentGroup("jupyter-debug.json", [])]
-    debugfiles.write(groups, "secret", str(tmp_path))
+    documents.write_files(groups, "secret", str(tmp_path))
     assert (tmp_path / "ssh.json").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["ssh.json"], "a source that failed leaves no empty file"
 
@@ -179,7 +179,7 @@ def test_a_file_that_others_may_read_gets_no_token(tmp_path):
         path.touch()
         path.chmod(mode)
         with pytest.raises(ColmetError, match=r"host\.json cannot be written: .* others may read this file; remove it"):
-            debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+            documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
         assert path.read_bytes() == b""
 
 
@@ -189,21 +189,21 @@ def test_a_file_of_another_user_gets_no_token(tmp_path):
     path.touch(0o600)
     os.chown(path, 65534, 65534)
     with pytest.raises(ColmetError, match=r"logins\.json cannot be written: .* others may read this file"):
-        debugfiles.write([DocumentGroup("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        documents.write_files([DocumentGroup("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     assert path.read_bytes() == b""
 
 
 def test_debug_files_are_no_links_and_no_pipes(tmp_path):
     (tmp_path / "ssh.json").symlink_to(tmp_path / "other")
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: it is a link"):
-        debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+        documents.write_files([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
     assert not (tmp_path / "other").exists()
     os.mkfifo(tmp_path / "host.json")
     with pytest.raises(ColmetError, match=r"host\.json cannot be written: No such device"):
-        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     reader = os.open(tmp_path / "host.json", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(ColmetError, match=r"host\.json cannot be written: it is not a file"):
-        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     assert os.read(reader, 100) == b""
     os.close(reader)
 
@@ -213,4 +213,4 @@ def test_a_file_with_another_name_elsewhere_gets_no_token(tmp_path):
     path.touch(0o600)
     os.link(path, tmp_path / "another")
     with pytest.raises(ColmetError, match="cannot be written"):
-        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))

@@ -10,9 +10,7 @@ import sys
 import pytest
 
 from colmet.facility.deadlines import SourceFailed
-from colmet.facility.logins import Logins, parse_last
-from colmet.facility.obfuscation import plain
-from colmet.facility.people import People
+from colmet.facility.people import Logins, People, parse_last, plain
 from tests.support.facility_machine import Machine
 
 LAST = "bob pts/0\nreboot   system boot  6.1.0-18-amd64\neve pts/1\n\nwtmp begins Sat Nov 21"

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from colmet.commands import colmet, logins
 from colmet.common.errors import ConfigError
-from colmet.gridengine import command, qmemview, screen, text
+from colmet.gridengine import command, qmemview, text
 from colmet.gridengine.model import GIB, HostMemory, JobMemory, MemoryReport
 from colmet.gridengine.server import checked_address
 from tests.support.place import require_programs
@@ -60,7 +60,7 @@ def cells(out):
 def page(memory, width=80, details=True, titles=text.SHORT_TITLES, **more):
     """What a terminal without colours shows."""
     console = Console(*(), width=width, height=30, record=True, file=io.StringIO(), no_color=True, force_terminal=True)
-    screen.show(memory, details, titles, console=console, **more)
+    command.show_table(memory, details, titles, console=console, **more)
     shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", console.file.getvalue()).rstrip("\n").split("\n")
     assert all(len(line) <= width for line in shown)
     return [line.rstrip() for line in shown]
@@ -566,8 +566,7 @@ def test_a_terminal_that_can_nothing_and_one_without_rich_get_what_a_pipe_gets(s
     monkeypatch.setenv("TERM", "dumb")
     assert mem(server.place) == 0
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setitem(sys.modules, "colmet.gridengine.screen", None)
-    monkeypatch.delattr("colmet.gridengine.screen")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     assert mem(server.place) == 0
     assert terminal.getvalue().count("HOSTNAME\tUSAGE\t") == 2
 

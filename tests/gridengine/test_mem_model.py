@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from colmet.batch.gridengine_memory import envelope, parse_memory
-from colmet.gridengine.server import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 from colmet.gridengine.model import GIB, Wanted, count, natural
+from colmet.gridengine.server import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
 DATA = Path(__file__).parents[1] / "data/mem"
 QHOST, QSTAT = ((DATA / f"{name}.json").read_bytes() for name in ("qhost", "qstat"))
