@@ -31,7 +31,7 @@ from colmet.batch.answers import (
     text,
     whole_below,
 )
-from colmet.batch.gridengine_memory import parse_memory
+from colmet.batch.gridengine_memory import parse_memory, parse_number
 from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, child_text, read_elements
 from colmet.batch.systems import (
     CANCELLED,
@@ -138,20 +138,8 @@ class Task(NamedTuple):
         A job with an error (E) waits for its clearing, a suspended one (s, S, T, N) for its resumption: both are held.
         One being deleted (d) is removed, even if its host does not answer.
         """
-        letters = set(self.letters)
-        if "d" in letters:
-            return "removed"
-        if letters & set("EsSTN"):
-            return "held"
-        if letters & set("rt"):
-            return "running"
-        if "h" in letters:
-            return "held"
-        return "idle" if "w" in letters else "unknown"
-
-    def has_slots(self) -> bool:
-        """Return whether it has been given its slots, whatever its state there."""
-        return bool(self.queue)
+        order = (("removed", "d"), ("held", "EsSTN"), ("running", "rt"), ("held", "h"), ("idle", "w"))
+        return next((state for state, letters in order if set(letters) & set(self.letters)), "unknown")
 
     def size(self) -> int:
         """Return the number of tasks."""
@@ -160,7 +148,7 @@ class Task(NamedTuple):
 
     def job(self, now: float) -> BatchJob:
         """Return it as a job; `now` in seconds since 1970."""
-        runtime_s = int(max(now - self.started, 0)) if self.started is not None and self.has_slots() else 0
+        runtime_s = int(max(now - self.started, 0)) if self.started is not None and self.queue else 0
         number = f"{self.number}.{self.tasks}" if self.tasks else self.number
         return BatchJob(number, self.user, self.state(), runtime_s, self.queue or None)
 
@@ -228,11 +216,11 @@ def _queue(name: str, tasks: Sequence[Task]) -> Queue:
     memory: float | None = 0.0
     for task in tasks:
         state = task.state()
-        if state == "removed" and task.has_slots():
+        if state == "removed" and task.queue:
             state = "running"  # until its slots are free
         if state in counts:
             counts[state] += task.size()
-        if task.has_slots():
+        if task.queue:  # it has been given its slots, whatever its state there
             cores += task.slots
             h_vmem = parse_memory(task.requests.get("h_vmem", ""))
             memory = None if memory is None or h_vmem is None else memory + task.slots * h_vmem
@@ -253,15 +241,18 @@ def account(line: str) -> JobRecord | None:
         return None
     task = count(words[_TASK]) or None
     slots = count(words[_SLOTS]) or 1
-    asked = requests_of(":".join(words[_CATEGORY:_BEHIND]))
+    lists = _REQUESTS.findall(":".join(words[_CATEGORY:_BEHIND])[:4096])
+    asked = {key: value for key, _, value in [one.partition("=") for listed in lists for one in listed.split(",")]}
     failed, status = must(count(words[_FAILED]), "failed"), must(count(words[_EXIT]), "exit_status")
     ended = max(started, must(_moment(words[_ENDED], "end_time"), "end_time"))
     memory = _memory(asked, slots)
     signal = status - 128 if failed in (_LIMIT, _AFTER) and 128 < status < 193 else None
-    is_out = memory is not None and _number(words[_MAXVMEM]) >= memory
-    is_over = _reached(asked, ("h_rt", "s_rt"), ended - started) or _reached(
-        asked, ("h_cpu", "s_cpu"), _number(words[_CPU]) / ACCOUNTED_SHARE
-    )
+    peak, cpu_s = (parse_number(words[place][:40]) or 0.0 for place in (_MAXVMEM, _CPU))
+    is_out = memory is not None and peak >= memory
+    used_s = {"h_rt": ended - started, "h_cpu": cpu_s / ACCOUNTED_SHARE}
+    used_s.update(s_rt=used_s["h_rt"], s_cpu=used_s["h_cpu"])
+    limits = {key: _seconds(asked.get(key)) for key in used_s}
+    is_over = any(limit is not None and used_s[key] >= limit for key, limit in limits.items())
     return JobRecord(
         job=number,
         system=SYSTEM,
@@ -271,7 +262,7 @@ def account(line: str) -> JobRecord | None:
         ended=ended,
         owner=must(name(words[_OWNER]), "owner"),
         name=text(words[_NAME]),
-        project=_given(words[_PROJECT]),
+        project=None if words[_PROJECT] == "NONE" else text(words[_PROJECT]),
         queue=text(words[_QUEUE]),
         submitted=_moment(words[_SUBMITTED], "submission_time"),
         exit_code=status if signal is None else None,
@@ -326,13 +317,6 @@ def running_record(task: Task) -> JobRecord | None:
     )
 
 
-def requests_of(category: str) -> dict[str, str]:
-    """Return the requests of `-l` by name, from the field `category`."""
-    found = _REQUESTS.findall(category[:4096])
-    pairs = [part.partition("=") for one in found for part in one.split(",")]
-    return {key: value for key, _, value in pairs}
-
-
 def _memory(asked: Mapping[str, str], slots: int) -> int | None:
     """Return bytes of h_vmem, which is for each slot."""
     size = parse_memory(asked.get("h_vmem", ""))
@@ -348,29 +332,15 @@ def _seconds(limit: str | None) -> int | None:
     match = _CLOCK.fullmatch(limit or "")
     if match is None:
         return None
-    first, second, last = match.groups()
-    hours, minutes = (first, second) if second is not None else (None, first)
-    return 3600 * int(hours or 0) + 60 * int(minutes or 0) + int(last)
-
-
-def _reached(asked: Mapping[str, str], limits: Sequence[str], used_s: float) -> bool:
-    return any(limit is not None and used_s >= limit for limit in [_seconds(asked.get(one)) for one in limits])
+    seconds = 0
+    for part in match[0].partition(".")[0].split(":"):
+        seconds = 60 * seconds + int(part or 0)
+    return seconds
 
 
 def _moment(word: str, field: str) -> int | None:
     found = count(word)
     return moment_or_none(found // 1000 if found is not None and found > 10**11 else word, field)
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word) if len(word) < 40 else 0.0
-    except ValueError:
-        return 0.0
-
-
-def _given(word: str) -> str | None:
-    return None if word == "NONE" else text(word)
 
 
 def open_plain(path: str, flags: int) -> int:
@@ -383,11 +353,7 @@ def open_plain(path: str, flags: int) -> int:
 
 
 class AccountsFile:
-    """The file, read from where the last reading ended; a rotated one is read to its end first.
-
-    Args:
-        path: of the file.
-    """
+    """The file, read from where the last reading ended; a rotated one is read to its end first."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -395,11 +361,7 @@ class AccountsFile:
         self._rest = b""  # of a line that is being written
 
     def read(self, since: float) -> list[str]:
-        """Return new lines, at most `MOST_BYTES`; at first those from about this end time on.
-
-        Raises:
-            BatchError: it cannot be read.
-        """
+        """Return new lines, at most `MOST_BYTES`; at first those from about this end time on; or raise BatchError."""
         try:
             if self._file is None:
                 self._file = self._opened()
@@ -425,8 +387,8 @@ class AccountsFile:
             self._rest = b""
         data = self._file.read(MOST_BYTES)
         if not data and self._is_replaced(self._file):
-            self._file.close()
-            self._file, self._rest = self._opened(), b""
+            self.close()
+            self._file = self._opened()
             data = self._file.read(MOST_BYTES)
         return data
 

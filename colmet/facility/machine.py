@@ -39,16 +39,6 @@ class Counted(NamedTuple):
     timestamp: int  # milliseconds since 1970
 
 
-def name() -> str:
-    """Return this machine's own name."""
-    return socket.gethostname()
-
-
-def load() -> float:
-    """Return the load average of one minute."""
-    return os.getloadavg()[0]
-
-
 def memory() -> tuple[int, int]:
     """Return bytes of memory, total and available without swapping; raise SourceFailed without psutil."""
     found = _psutil().virtual_memory()
@@ -77,7 +67,7 @@ def counting() -> str:
         boot = Path(BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         boot = ""
-    return f"{name()} {boot}"
+    return f"{socket.gethostname()} {boot}"
 
 
 def parse_counted(text: bytes, of: str = "") -> Counted | None:

@@ -32,7 +32,7 @@ _DIGITS, _KEYED_DIGITS = 8, 16
 Obscure = Callable[[str], str]
 
 
-def parse(text: str) -> list[str]:
+def _parse_who(text: str) -> list[str]:
     """Return the users in the output of `who`, the first words of its lines, each once, in their order.
 
     Raises:
@@ -50,7 +50,7 @@ def parse_last(text: str, only_users: bool = True) -> list[str]:
     *lines, tail = text.rstrip().split("\n")
     if not _TAIL.match(tail):
         raise ValueError(tail)
-    return parse("\n".join([line for line in lines if not (only_users and _NO_USER.match(line))]))
+    return _parse_who("\n".join([line for line in lines if not (only_users and _NO_USER.match(line))]))
 
 
 class Logins:
@@ -88,7 +88,7 @@ class Logins:
             SourceFailed: `who` does not answer, or in another form. A failure of `last` alone is logged and counted.
         """
         try:
-            users = _parsed(self._who, parse)
+            users = _parsed(self._who, _parse_who)
         except (CommandFailed, ParseError) as err:
             raise SourceFailed(f"{err}; the users that are logged in are not known") from err
         if self._last is not None:
@@ -132,8 +132,7 @@ class People:
 
     def shown(self, users: Iterable[str]) -> list[str]:
         """Return the names of the reported users, in the same order, with repetitions; errors as of `shown_one`."""
-        names = [self.shown_one(user) for user in users]
-        return [name for name in names if name is not None]
+        return [name for name in map(self.shown_one, users) if name is not None]
 
     def shown_one(self, user: str) -> str | None:
         """Return the name of a user, None if not reported; raise SourceFailed without the group or its members."""
@@ -153,28 +152,18 @@ class People:
             # a directory service may omit a group's members, but returns the groups of a user
             return user in self._members or self._number in os.getgrouplist(user, primary)
         except OSError as err:
-            raise SourceFailed(_no_answer(self._group, err.strerror or str(err))) from err
-        except (KeyError, ValueError) as err:  # ValueError: an invalid user name
-            if not _knows_root():
-                raise SourceFailed(_no_answer(self._group, "it does not even know root")) from err
-            self.unknown.add(user)
-            return False
-
-
-def _knows_root() -> bool:
-    """Return whether the name service answers at all: if not, an unknown user means nothing."""
-    try:
-        pwd.getpwuid(0)
-    except (KeyError, OSError):
-        return False
-    return True
-
-
-def _no_answer(group: str, why: str) -> str:
-    return (
-        f"-g: the members of group {group!r:.80} are unknown, as this machine's name service does not answer: {why}; "
-        "see `getent passwd root` and /etc/nsswitch.conf"
-    )
+            why = err.strerror or str(err)
+        except (KeyError, ValueError):  # ValueError: an invalid user name
+            try:
+                pwd.getpwuid(0)  # if the name service does not answer at all, an unknown user means nothing
+                self.unknown.add(user)
+                return False
+            except (KeyError, OSError):
+                why = "it does not even know root"
+        raise SourceFailed(
+            f"-g: the members of group {self._group!r:.80} are unknown, as this machine's name service does not "
+            f"answer: {why}; see `getent passwd root` and /etc/nsswitch.conf"
+        )
 
 
 def find_group(name: str) -> grp.struct_group:

@@ -77,12 +77,6 @@ class Attempt(NamedTuple):
     pause_s: float | None = None  # requested by the endpoint; None without a request
 
 
-def check_url(url: str) -> None:
-    """Raise ConfigError if this is not an HTTP address."""
-    if parse_url(url) is None:
-        raise ConfigError("--url: not an address such as https://af.example.org/")
-
-
 def hide_secrets(url: str) -> str:
     """Return an address for messages, without possible secrets: user, password and query."""
     try:
@@ -134,7 +128,8 @@ class DocumentSender:
     ) -> None:
         tls = TlsOptions(ca_file=ca_file)
         tls.check("--ca-file")
-        check_url(url)
+        if parse_url(url) is None:
+            raise ConfigError("--url: not an address such as https://af.example.org/")
         self._url = url
         self._endpoint = hide_secrets(url)
         self._token = token
@@ -161,13 +156,17 @@ class DocumentSender:
     def send(self, documents: Sequence[Mapping[str, Any]]) -> Outcome:
         """Send documents in order until the deadline of this run; return the outcome."""
         self._until = self._monotonic() + DEADLINE_S
-        self._renew_token()
+        if self._read_token is not None:
+            try:
+                self._token = self._read_token()  # it may have expired since the previous run
+            except ConfigError as err:
+                log.warning("token not read again, the former one is used: %s", err)
         sent = refused = lost = 0
         reason = ""
         for number, document in enumerate(documents):
             kind = str(document.get("kind"))
             try:
-                body = self._encode(document)
+                body = json.dumps({**document, "token": self._token}, allow_nan=False).encode()
             except (TypeError, ValueError, RecursionError) as err:
                 refused += 1
                 self._note_refused(kind, f"cannot be written as JSON: {err}")
@@ -188,19 +187,6 @@ class DocumentSender:
             log.error("documents not sent, and lost lost=%d endpoint=%s: %s", lost, self._endpoint, reason)
         log.info("documents sent=%d refused=%d lost=%d endpoint=%s", sent, refused, lost, self._endpoint)
         return Outcome(sent, refused, lost)
-
-    def _renew_token(self) -> None:
-        """Read the token again: it may have expired since the previous run."""
-        if self._read_token is None:
-            return
-        try:
-            self._token = self._read_token()
-        except ConfigError as err:
-            log.warning("token not read again, the former one is used: %s", err)
-
-    def _encode(self, document: Mapping[str, Any]) -> bytes:
-        """Return a document as JSON with the token."""
-        return json.dumps({**document, "token": self._token}, allow_nan=False).encode()
 
     def _note_refused(self, kind: str, reason: str) -> None:
         self._refused += 1

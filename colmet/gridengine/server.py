@@ -42,8 +42,6 @@ MAX_SHOWN = 80  # characters of a value in an error
 MAX_DIGITS = 400  # of a number: the time to read one grows with their square
 MAX_SLOTS = 1 << 24
 
-Parse = Callable[[Any, str], Any]  # of a value and its place; raises AnswerError
-
 
 class AnswerError(ColmetError):
     """An answer does not have the form of QmemTools' server."""
@@ -62,9 +60,9 @@ def parse_envelope(text: bytes) -> Envelope:
     answer = parse_json(text)
     if not isinstance(answer, dict) or type(answer.get("success")) is not bool:
         raise AnswerError("there is no `success` in it; does colmet-web listen there?")
-    return Envelope(
-        answer["success"], _text(answer.get("message", ""), "message"), _mapping(answer.get("data", {}), "data")
-    )
+    data = answer.get("data", {})
+    _checked(data, {}, "data")
+    return Envelope(answer["success"], _checked(answer.get("message", ""), str, "message"), data)
 
 
 def parse_json(text: bytes) -> Any:
@@ -87,68 +85,30 @@ def _whole(text: str) -> int:
 
 def parse_hosts(data: dict[str, Any]) -> Hosts:
     """Parse the data of /qhost; raise AnswerError with the place of another form."""
-    return cast(Hosts, _each(_HOST)(data, "data"))
+    return cast(Hosts, _checked(data, _HOSTS, "data"))
 
 
 def parse_owners(data: dict[str, Any]) -> Owners:
     """Parse the data of /qstat; raise AnswerError with the place of another form."""
-    return cast(Owners, _each(_OWNER)(data, "data"))
+    return cast(Owners, _checked(data, _OWNERS, "data"))
 
 
-def _each(parse: Parse) -> Parse:
-    """Return the parser of an object with values of one kind, by name."""
-
-    def parsed(value: Any, where: str) -> dict[str, Any]:
-        items = _mapping(value, where).items()
-        return {key[:MAX_NAME]: parse(one, f"{where}[{_shown(key)}]") for key, one in items}
-
-    return parsed
-
-
-def _record(**fields: Parse) -> Parse:
-    """Return the parser of an object with these fields; others are dropped."""
-
-    def parsed(value: Any, where: str) -> dict[str, Any]:
-        record = _mapping(value, where)
-        return {name: parse(record.get(name), f"{where}.{name}") for name, parse in fields.items()}
-
-    return parsed
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise AnswerError(f"{where} is {_shown(value)}, not a text")
-    return value[:MAX_NAME]
-
-
-def _texts(value: Any, where: str) -> list[str]:
-    if not isinstance(value, list):
-        raise AnswerError(f"{where} is {_shown(value)}, not a list")
-    return [_text(one, where) for one in value]
-
-
-def _slots(value: Any, where: str) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_SLOTS:
-        raise AnswerError(f"{where} is {_shown(value)}, not a number of slots")
-    return value
-
-
-def _bool(value: Any, where: str) -> bool:
-    if type(value) is not bool:
-        raise AnswerError(f"{where} is {_shown(value)}, neither true nor false")
-    return value
-
-
-def _bytes(value: Any, where: str) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise AnswerError(f"{where} is {_shown(value)}, not a number of bytes")
-    return float(value)
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise AnswerError(f"{where} is {_shown(value)}, not an object")
-    return value
+def _checked(value: Any, form: Any, where: str) -> Any:
+    """Return a value in a form: of `_KINDS`, a list of one, fields by name, or `Any` of them under other names."""
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            raise AnswerError(f"{where} is {_shown(value)}, not a list")
+        return [_checked(one, form[0], where) for one in value]
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            raise AnswerError(f"{where} is {_shown(value)}, not an object")
+        if Any in form:
+            return {key[:MAX_NAME]: _checked(one, form[Any], f"{where}[{_shown(key)}]") for key, one in value.items()}
+        return {name: _checked(value.get(name), part, f"{where}.{name}") for name, part in form.items()}
+    fits, what = _KINDS[form]
+    if not fits(value):
+        raise AnswerError(f"{where} is {_shown(value)}, {what}")
+    return value[:MAX_NAME] if form is str else form(value)
 
 
 def _shown(value: Any) -> str:
@@ -160,10 +120,16 @@ def _shown(value: Any) -> str:
     return f"{value!r:.{MAX_SHOWN}}" if not isinstance(value, int) or value.bit_length() < 256 else "a huge number"
 
 
-_ON_HOST = _record(jobcount=_slots, master=_bool, taskid=_texts, owner=_text, jobname=_text)
-_HOST = _record(num_proc=_text, mem_total=_text, jobs=_each(_ON_HOST))
-_REQUESTED = _record(requested_h_vmem_strval=_text, requested_h_vmem_dblval=_bytes, hostname=_each(_each(_text)))
-_OWNER = _record(uid=_text, jobs=_each(_REQUESTED))
+_KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+    str: (lambda value: isinstance(value, str), "not a text"),
+    bool: (lambda value: type(value) is bool, "neither true nor false"),
+    int: (lambda value: type(value) is int and 0 <= value <= MAX_SLOTS, "not a number of slots"),
+    float: (lambda value: type(value) in (int, float) and 0 <= value < 1 << 63, "not a number of bytes"),
+}
+_JOB = {"jobcount": int, "master": bool, "taskid": [str], "owner": str, "jobname": str}
+_HOSTS = {Any: {"num_proc": str, "mem_total": str, "jobs": {Any: _JOB}}}
+_REQUEST = {"requested_h_vmem_strval": str, "requested_h_vmem_dblval": float, "hostname": {Any: {Any: str}}}
+_OWNERS = {Any: {"uid": str, "jobs": {Any: _REQUEST}}}
 
 
 class FetchError(ColmetError):
