@@ -56,6 +56,7 @@ JOBS = ["oarstat", "-J"]  # of all users
 WHOLE_JOBS = [*JOBS, "-f", "--sql"]  # with all fields, and a condition on OAR's table of jobs
 QUEUES = ["oarnotify", "-l"]  # for root and OAR's administrators alone
 QUEUES_DEADLINE_S = 10.0  # it blocks for ever without OAR's database
+# In a condition, a tuple is printed as a list of SQL.
 RUN = ("Running", "Suspended", "Resuming", "Finishing")
 OVER = ("Terminated", "Error")
 # A job that is launched has the planned start, and gets another one some seconds later, when it runs.
@@ -322,11 +323,11 @@ class OarRecords(_OarSource):
 
     def running(self) -> Sequence[JobRecord]:
         """Return the jobs that run now."""
-        return self._ask(f"state IN ({_quoted(RUN)}) OR ({WAIT_FOR_OTHERS})")
+        return self._ask(f"state IN {RUN} OR ({WAIT_FOR_OTHERS})")
 
     def ended(self, since: float, until: float) -> Sequence[JobRecord]:
         """Return the jobs that ended in this interval, and did run."""
-        return self._ask(f"state IN ({_quoted(OVER)}) AND stop_time >= {int(since)} AND stop_time <= {int(until)}")
+        return self._ask(f"state IN {OVER} AND stop_time >= {int(since)} AND stop_time <= {int(until)}")
 
     def named(self, jobs: Collection[int]) -> Sequence[JobRecord]:
         """Return the records of these jobs."""
@@ -412,7 +413,3 @@ class OarRestRecords(_OarSource):
         if not isinstance(items, list):
             raise unknown_form(self.url, answer)
         return items
-
-
-def _quoted(states: Sequence[str]) -> str:
-    return ",".join([f"'{state}'" for state in states])

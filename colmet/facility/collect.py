@@ -74,7 +74,7 @@ class Facility:
             except ColmetError as err:
                 failed.append(name)
                 if isinstance(err, DisksSilent):
-                    found += self._spaces(err.found)
+                    found += self._spaces(err.args[1])
                 log.error("source failed: source=%s: %s", name, err)
             except Exception:  # a defect in one source must not cost the others
                 failed.append(name)

@@ -134,11 +134,6 @@ def from_options(
     return CollectorOutput(host_name, open_uplinks(link_options, host_name, times, security), times, stopping)
 
 
-def _nothing_to_configure(_content: bytes) -> bytes:
-    """Answer a collector's request to configure."""
-    return control_wire.encode({"error": "this is colmet-facility, which has nothing that can be configured from afar"})
-
-
 class CollectorOutput:
     """Output of rows to a collector, as from a node, kept in memory. For one thread; another one sends.
 
@@ -168,7 +163,8 @@ class CollectorOutput:
         self._is_open = True
         outbox = Outbox(time.time_ns())
         self._queue = SendQueue(v1.encode_short, outbox)
-        requests = Requests(_nothing_to_configure)
+        nothing = {"error": "this is colmet-facility, which has nothing that can be configured from afar"}
+        requests = Requests(lambda _content: control_wire.encode(nothing))
         self._link = NodeLink(
             host_name, outbox, uplinks, self._queue.take, self._queue.fd, HWM, RATE, times, requests=requests
         )
@@ -180,22 +176,15 @@ class CollectorOutput:
         self.unknown += unknown
         if unknown and (powers_of_ten(self.unknown) or self.unknown == unknown):
             log.warning("documents have no table, and are not among the rows documents=%d", self.unknown)
-        tables: list[Table] = []
+        batches: list[list[Table]] = [[]]
         for table in tables_of(rows, time_ns, ROWS_AT_ONCE):
-            tables.append(table)
-            if sum(map(len, tables)) >= ROWS_AT_ONCE:
-                self._put(tables, time_ns)
-                tables = []
-        if tables:
-            self._put(tables, time_ns)
-
-    def _put(self, tables: Sequence[Table], time_ns: int) -> None:
-        self._seq += 1
-        # the jobs of this machine are not known here
-        self._queue.put(Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, None, tuple(tables)))
-
-    def _count_waiting(self) -> int:
-        return self._seq - self._queue.outbox.acknowledged - self._queue.dropped
+            if sum(map(len, batches[-1])) >= ROWS_AT_ONCE:
+                batches.append([])
+            batches[-1].append(table)
+        for tables in filter(None, batches):
+            self._seq += 1
+            # the jobs of this machine are not known here
+            self._queue.put(Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, None, tuple(tables)))
 
     def finish(self, deadline_s: float = DEADLINE_S) -> Outcome:
         """Wait until all batches are acknowledged, for the deadline at most; return the outcome.
@@ -203,9 +192,12 @@ class CollectorOutput:
         With --interval, the unacknowledged ones are sent until the program ends.
         """
         until = time.monotonic() + deadline_s
-        while self._count_waiting() > 0 and time.monotonic() < until and not self._stopping():
+        while True:
+            acknowledged, dropped = self._queue.outbox.acknowledged, self._queue.dropped
+            waiting = self._seq - acknowledged - dropped
+            if waiting <= 0 or time.monotonic() >= until or self._stopping():
+                break
             time.sleep(POLL_S)
-        acknowledged, dropped, waiting = self._queue.outbox.acknowledged, self._queue.dropped, self._count_waiting()
         before, self._former = self._former, (acknowledged, dropped)
         sent, lost = acknowledged - before[0], dropped - before[1] + waiting
         log.info("rows for the collector: batches acknowledged=%d lost=%d", sent, lost)

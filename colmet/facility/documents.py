@@ -75,7 +75,7 @@ def memory(cluster: str, login_node: str, total: int, available: int) -> Documen
 
 def network(cluster: str, login_node: str, traffic: Traffic) -> Document:
     """Return the document of all network interfaces' traffic since the previous measurement."""
-    counted = {"sent": traffic.sent, "received": traffic.received, "interval": traffic.interval_s}
+    counted = dict(zip(("sent", "received", "interval"), traffic))
     return _document("NETWORK", cluster, login_node=login_node, network=counted)
 
 

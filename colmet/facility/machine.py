@@ -212,20 +212,16 @@ class Disks:
         paths: their mount paths, or any path inside.
         deadlines: for file systems without their server.
         deadline_s: timeout of each in seconds.
-        mtab: the table of mounts.
         wanted: whether they were named by an option: then a missing one is logged as a warning.
 
     Attributes:
         missing: paths missing at the last query.
     """
 
-    def __init__(
-        self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, mtab: str = MTAB, wanted: bool = True
-    ) -> None:
+    def __init__(self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, wanted: bool = True) -> None:
         self._paths = list(dict.fromkeys(paths))
         self._deadlines = deadlines
         self._deadline_s = deadline_s
-        self._mtab = mtab
         self._level = logging.WARNING if wanted else logging.INFO
         self.missing: set[str] = set()
 
@@ -263,9 +259,7 @@ class Disks:
 
     def _devices(self) -> dict[str, str]:
         try:
-            mtab, mountinfo = (
-                Path(file).read_text(encoding="utf-8", errors="replace") for file in (self._mtab, MOUNTINFO)
-            )
+            mtab, mountinfo = (Path(file).read_text(encoding="utf-8", errors="replace") for file in (MTAB, MOUNTINFO))
         except OSError as err:
             log.warning("devices are missing: file=%s: %s", err.filename, err.strerror or err)
             return {}
@@ -274,12 +268,4 @@ class Disks:
 
 
 class DisksSilent(SourceFailed):
-    """Some file systems do not answer.
-
-    Attributes:
-        found: the others.
-    """
-
-    def __init__(self, text: str, found: list[Space]) -> None:
-        super().__init__(text)
-        self.found = found
+    """Some file systems do not answer; the arguments are a text, and the space of the others."""

@@ -53,7 +53,7 @@ def command(condition):
     return [*oar.WHOLE_JOBS, condition]
 
 
-RUNNING = "state IN ({}) OR ({})".format(",".join(f"'{state}'" for state in oar.RUN), oar.WAIT_FOR_OTHERS)
+RUNNING = f"state IN ('Running', 'Suspended', 'Resuming', 'Finishing') OR ({oar.WAIT_FOR_OTHERS})"
 
 
 def read_records(jobs):
@@ -81,7 +81,8 @@ def test_an_array_has_places_where_oarstat_prints_them():
 def test_oarstat_is_asked_in_bulk_and_a_dependency_is_kept_until_the_job_has_run(commands):
     commands.answers(command(RUNNING), RECORDED / "oarstat-runs.json")
     commands.answers(
-        command("state IN ('Terminated','Error') AND stop_time >= 5 AND stop_time <= 9"), RECORDED / "oarstat-ends.json"
+        command("state IN ('Terminated', 'Error') AND stop_time >= 5 AND stop_time <= 9"),
+        RECORDED / "oarstat-ends.json",
     )
     commands.answers(command("job_id IN (9,99)"), json.dumps({"9": {**recorded("oarstat-ends.json")[0], "Job_Id": 9}}))
     source = OarRecords()

@@ -260,7 +260,7 @@ def test_a_file_system_that_does_not_answer_does_not_cost_the_others(tmp_path, m
     disks = Disks(["/gone", str(tmp_path)], Deadlines(), 0.05)
     with pytest.raises(DisksSilent, match=r"the file system of /gone did not answer within 0\.05 s") as caught:
         disks.spaces()
-    assert [space.mount for space in caught.value.found] == [str(tmp_path)]
+    assert [space.mount for space in caught.value.args[1]] == [str(tmp_path)]
     with pytest.raises(DisksSilent, match="was asked before and still does not answer"):
         disks.spaces()
     assert asked.count("/gone") == 1  # threads do not pile up
