@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shlex
-import stat
 import sys
 import threading
 import time
@@ -89,21 +88,19 @@ def test_slots_are_those_that_qstat_f_printed():
     }
 
 
-def test_a_parallel_job_over_two_hosts_has_a_master_on_one_of_them():
-    hosts = of_the_cell().hosts
-    common = {"taskid": [], "owner": OWNER, "jobname": "across"}
-    assert hosts["node1"]["jobs"]["5"] == {"jobcount": 2, "master": True, **common}
-    assert hosts["node2"]["jobs"]["5"] == {"jobcount": 2, "master": False, **common}
-
-
-def test_an_array_job_lists_its_tasks_and_counts_one_slot_for_each():
-    job = of_the_cell().hosts["node1"]["jobs"]["3"]
-    assert job == {"jobcount": 1, "master": True, "taskid": ["1", "2", "3"], "owner": OWNER, "jobname": "array"}
-
-
-def test_tasks_that_are_parallel_count_the_slots_of_each():
-    job = of_the_cell().hosts["node2"]["jobs"]["8"]
-    assert (job["jobcount"], job["taskid"]) == (2, ["1", "2"])
+@pytest.mark.parametrize(
+    ("host", "job", "answer"),
+    [
+        ("node1", "5", {"jobcount": 2, "master": True, "taskid": [], "jobname": "across"}),
+        ("node2", "5", {"jobcount": 2, "master": False, "taskid": [], "jobname": "across"}),
+        # an array has a slot for each task, or that many if its tasks are parallel
+        ("node1", "3", {"jobcount": 1, "master": True, "taskid": ["1", "2", "3"], "jobname": "array"}),
+        ("node2", "8", {"jobcount": 2, "taskid": ["1", "2"]}),
+    ],
+)
+def test_a_job_has_its_master_and_tasks(host, job, answer):
+    answered = of_the_cell().hosts[host]["jobs"][job]
+    assert answered == {**answered, **answer, "owner": OWNER}
 
 
 def test_a_master_task_without_a_slot_is_not_counted():
@@ -112,23 +109,19 @@ def test_a_master_task_without_a_slot_is_not_counted():
     assert sum(slots for (_, job, _), slots in counted(of_the_cell().hosts).items() if job == 6) == 2
 
 
-def test_a_job_that_asked_for_a_range_is_counted_by_what_it_was_given():
+@pytest.mark.parametrize(
+    ("others", "granted", "slots"),
+    [
+        (without(QSTAT, 6), granted, (2, 2)),  # by what it was given
+        (QSTAT, None, (2, 2)),  # as another one of its parallel environment: files have no third command
+        (without(QSTAT, 6), None, (3, 2)),  # of which nothing else is known: all its lines
+    ],
+)
+def test_a_job_that_asked_for_a_range_is_counted(others, granted, slots):
     """Job 7 has five lines, and asked for 2 to 9."""
     assert QHOST.count(b"<job name='7'>") == 5
-    alone = without(QSTAT, 6)
-    slots = counted(of_the_cell(qstat=alone).hosts)
-    assert (slots["node1", 7, ""], slots["node2", 7, ""]) == (2, 2)
-
-
-def test_a_job_that_asked_for_a_range_is_counted_as_another_of_its_parallel_environment():
-    """Files have no third command."""
-    slots = counted(of_the_cell(granted=None).hosts)
-    assert (slots["node1", 7, ""], slots["node2", 7, ""]) == (2, 2)
-
-
-def test_a_job_that_asked_for_a_range_and_of_which_nothing_else_is_known_counts_all_its_lines():
-    slots = counted(of_the_cell(qstat=without(QSTAT, 6), granted=None).hosts)
-    assert (slots["node1", 7, ""], slots["node2", 7, ""]) == (3, 2)
+    hosts = counted(of_the_cell(qstat=others, granted=granted).hosts)
+    assert (hosts["node1", 7, ""], hosts["node2", 7, ""]) == slots
 
 
 def test_processors_and_memory_are_as_printed_and_the_host_global_is_none():
@@ -209,24 +202,18 @@ def test_a_request_for_the_whole_job_is_divided_by_its_slots():
 @pytest.mark.parametrize(
     ("text", "memory"),
     [
-        ("2G", 2.0**31),
-        ("2g", 2e9),
-        ("1.5M", 1.5 * 2**20),
-        ("7k", 7000.0),
-        ("7K", 7168.0),
-        ("100", 100.0),
-        (".5K", 512.0),
-        ("0x10M", 16.0 * 2**20),
-        ("010", 8.0),
-        ("0", 0.0),
-        ("INFINITY", None),
-        ("", None),
-        ("-1G", None),
-        ("1GB", None),
-        ("09", None),
-        ("9" * 400, None),
-        ("1e9", None),
-        ("\u0661", None),
+        *[("2G", 2.0**31), ("2g", 2e9), ("3m", 3e6), ("1.5M", 1.5 * 2**20), ("1.5T", 1.5 * 2**40), ("7k", 7000.0)],
+        *[
+            ("7K", 7168.0),
+            ("100", 100.0),
+            (".5K", 512.0),
+            ("0x10M", 16.0 * 2**20),
+            ("010", 8.0),
+            ("0", 0.0),
+            ("0.0", 0),
+        ],
+        *[("INFINITY", None), ("", None), ("-", None), ("-1G", None), ("1GB", None), ("1P", None), ("09", None)],
+        *[("9" * 400, None), ("9" * 12 + "T", None), ("1e9", None), ("\u0661", None), ("1 G", None), ("G", None)],
     ],
 )
 def test_memory_is_read_as_grid_engine_does(text, memory):
@@ -384,21 +371,9 @@ def line(state="r", number="7", slots="1", extra="", queue="main.q@n1"):
 @pytest.mark.parametrize(
     ("letters", "state"),
     [
-        ("r", "running"),
-        ("t", "running"),
-        ("Rr", "running"),
-        ("hr", "running"),
-        ("qw", "idle"),
-        ("Rq", "unknown"),
-        ("hqw", "held"),
-        ("hRwq", "held"),
-        ("Eqw", "held"),
-        ("s", "held"),
-        ("S", "held"),
-        ("T", "held"),
-        ("dr", "removed"),
-        ("dt", "removed"),
-        ("x", "unknown"),
+        *[("r", "running"), ("t", "running"), ("Rr", "running"), ("hr", "running"), ("qw", "idle"), ("Rq", "unknown")],
+        *[("hqw", "held"), ("hRwq", "held"), ("Eqw", "held"), ("s", "held"), ("S", "held"), ("T", "held")],
+        *[("dr", "removed"), ("dt", "removed"), ("x", "unknown")],
     ],
 )
 def test_letters_are_states(letters, state):
@@ -488,16 +463,13 @@ def test_memory_comes_from_the_commands(commands):
     assert (watch.hosts(), watch.owners()) == of_the_cell()[:2]
 
 
-def test_a_command_that_is_not_there_is_said(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BatchError, match=r"qstat .*: no such program; PATH, SGE_ROOT and SGE_CELL"):
-        GridEngine().queues()
-
-
-def test_a_command_that_fails_is_said(commands):
+def test_a_command_that_is_not_there_or_fails_is_said(commands, monkeypatch, tmp_path):
     commands("qstat", f"cat {QUOTED}/no-master.txt >&2; exit 1")
     with pytest.raises(BatchError, match=r"qstat -r -u \* -xml: returned 1: error: commlib .*; is the master up"):
         GridEngine().jobs()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BatchError, match=r"qstat .*: no such program; PATH, SGE_ROOT and SGE_CELL"):
+        GridEngine().queues()
 
 
 def test_a_command_that_hangs_is_killed_with_all_that_it_started(commands, tmp_path, monkeypatch):
@@ -656,32 +628,24 @@ def test_memory_comes_from_files(folder):
     assert (watch.hosts(), watch.owners()) == of_the_cell(granted=None)[:2]
 
 
-def test_a_file_that_is_missing_is_said(folder):
-    (folder / "qstat_qmem.xml").unlink()
+def is_old(path):
+    os.utime(path, (time.time() - 3600,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("become", "why"),
+    [
+        (Path.unlink, "qhost_qmem.xml: No such file or directory; write there what `qhost -j -xml` and"),
+        (is_old, "s ago; see whether what writes it still runs"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),
+        (lambda path: (path.unlink(), path.mkdir()), "no regular file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said_at_once(folder, become, why):
+    become(folder / "qhost_qmem.xml")
     watch = MemoryWatch(FileSource(str(folder)))
     assert not watch.refresh()
-    assert re.search(r"qstat_qmem.xml: No such file or directory; write there what `qhost -j -xml` and", watch.why)
-
-
-def test_a_file_that_nobody_writes_any_more_is_not_used(folder):
-    os.utime(folder / "qhost_qmem.xml", (time.time() - 3600,) * 2)
-    watch = MemoryWatch(FileSource(str(folder)))
-    assert not watch.refresh()
-    assert "s ago; see whether what writes it still runs" in watch.why
-
-
-@pytest.mark.parametrize("kind", ["fifo", "folder"])
-def test_what_is_no_file_is_refused_at_once(folder, kind):
-    path = folder / "qhost_qmem.xml"
-    path.unlink()
-    if kind == "fifo":
-        os.mkfifo(path)
-        assert stat.S_ISFIFO(path.stat().st_mode)
-    else:
-        path.mkdir()
-    watch = MemoryWatch(FileSource(str(folder)))
-    assert not watch.refresh()
-    assert "no regular file" in watch.why
+    assert why in watch.why
 
 
 @pytest.mark.parametrize("chunk", [16, 1 << 18])

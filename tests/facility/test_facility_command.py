@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -27,42 +26,6 @@ from tests.support.kubernetes_server import KubernetesServer, pod
 CONDOR_JOBS = ("--batch-system", "condor")
 CONDOR = Path(__file__).parents[1] / "data/facility/condor"
 ROOT = Path(__file__).parents[2]
-
-
-class Endpoint:
-    """Takes documents."""
-
-    def __init__(self):
-        self.taken = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                outer.taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-@pytest.fixture
-def endpoint():
-    with Endpoint() as made:
-        yield made
 
 
 @pytest.fixture
@@ -101,14 +64,14 @@ def test_all_documents_reach_the_endpoint_in_the_order_of_a_run(endpoint, condor
         queues = ("--queue", "all:", "--queue", 'long:Q == "a::b"')
         assert facility(*sources, *queues, "--url", endpoint.url) == 0
         assert "COLMET_FACILITY_TOKEN" not in os.environ  # so that no program that is started has it
-    kinds = [document["kind"] for document in endpoint.taken]
+    kinds = [document["kind"] for document in endpoint.documents]
     jobs = ["condorqueue"] * 2 + ["condorjob"] * 5
     assert kinds == ["jupyter-ml", "jupyter-coffea", "ssh", "CPU", "MEM", "NETWORK", "DISK", *jobs]
-    assert {(document["token"], document["cluster"]) for document in endpoint.taken} == {("secret", "X")}
-    assert all(list(document)[:3] == ["token", "kind", "cluster"] for document in endpoint.taken)
-    here = [document for document in endpoint.taken if "login_node" in document]
+    assert {(document["token"], document["cluster"]) for document in endpoint.documents} == {("secret", "X")}
+    assert all(list(document)[:3] == ["token", "kind", "cluster"] for document in endpoint.documents)
+    here = [document for document in endpoint.documents if "login_node" in document]
     assert {document["login_node"] for document in here} == {socket.gethostname()} and len(here) == 5
-    assert [document["users"] for document in endpoint.taken[:2]] == [["alice"], ["bob"]]
+    assert [document["users"] for document in endpoint.documents[:2]] == [["alice"], ["bob"]]
 
 
 def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
@@ -218,14 +181,14 @@ def test_a_batch_system_that_is_not_there_makes_the_status_1(endpoint, tmp_path,
     monkeypatch.setenv("PATH", "/nonexistent")
     argv = [*CONDOR_JOBS, "--queue", "all:", "--host", "--disk", "/", "--url", endpoint.url]
     assert facility(*argv) == 1
-    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
+    assert [document["kind"] for document in endpoint.documents] == ["CPU", "MEM", "NETWORK", "DISK"]
     assert "source failed: source=jobs of condor: condor_q" in caplog.text
 
 
 def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
     argv = ["--host", "--disk", str(tmp_path), "--disk", "/none", "--url", endpoint.url]
     assert facility(*argv) == 0
-    assert [document["mount"] for document in endpoint.taken if document["kind"] == "DISK"] == [str(tmp_path)]
+    assert [document["mount"] for document in endpoint.documents if document["kind"] == "DISK"] == [str(tmp_path)]
     assert "disk skipped: path=/none" in caplog.text
 
 
@@ -334,7 +297,7 @@ def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
     argv = ["--host", "-s", "-o", "-z", "salt", "-t", "x", "--url", endpoint.url]
     done = process(*ALIAS, *argv, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(endpoint.taken) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
+    assert len(endpoint.documents) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
 
 
 def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monkeypatch, capfd, caplog):
@@ -390,7 +353,7 @@ def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
     script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
     argv = ["--cluster", "X", "--host", "--disk", "/", "--json-lines", "--url", endpoint.url]
     done = process("bash", "-c", script, *COLMET, *argv, cwd=tmp_path)
-    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
+    assert [document["kind"] for document in endpoint.documents] == ["CPU", "MEM", "NETWORK", "DISK"]
     assert (tmp_path / "status").read_text() == "1\n"
     assert done.stderr.count("\n") == 1 and "ERROR __main__: documents cannot be printed: " in done.stderr
 
@@ -415,9 +378,9 @@ def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path)
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         said = [manager.recv(4096).decode()]
-        while said.count("WATCHDOG=1") < 3 or len(endpoint.taken) < 12:
+        while said.count("WATCHDOG=1") < 3 or len(endpoint.documents) < 12:
             said.append(manager.recv(4096).decode())
-            if len(endpoint.taken) >= 4:
+            if len(endpoint.documents) >= 4:
                 token.write_text("two")  # it is renewed while the service runs
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=60)
@@ -425,9 +388,9 @@ def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path)
             said.append(manager.recv(4096).decode())
     assert running.returncode == 0 and (out, err) == ("", "")
     assert said[0] == "READY=1" and said[-1] == "STOPPING=1" and "STATUS=runs: 1, incomplete: 0" in said
-    traffic = [document["network"] for document in endpoint.taken if document["kind"] == "NETWORK"]
+    traffic = [document["network"] for document in endpoint.documents if document["kind"] == "NETWORK"]
     assert traffic[0]["interval"] == 0.0 and traffic[1]["interval"] > 0.5
-    assert (endpoint.taken[0]["token"], endpoint.taken[-1]["token"]) == ("one", "two")
+    assert (endpoint.documents[0]["token"], endpoint.documents[-1]["token"]) == ("one", "two")
 
 
 @pytest.mark.parametrize(

@@ -142,75 +142,66 @@ def test_a_key_that_was_made_can_be_read(tmp_path):
 # -- -d --
 
 
-def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
-    first, second = documents.cpu("X", "n", 0.5), documents.jupyter("jupyter-ml", "X", ["é"])
-    documents.write_files([DocumentGroup("host.json", [first, first])], None, str(tmp_path))
-    documents.write_files(
-        [DocumentGroup("host.json", [first]), DocumentGroup("jupyter-debug.json", [second])], None, str(tmp_path)
-    )
+GROUP = DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])
+
+
+def test_debug_files_hold_the_documents_one_behind_the_other_for_their_owner_alone(tmp_path):
+    second = documents.jupyter("jupyter-ml", "X", ["é"])
+    documents.write_files([DocumentGroup("host.json", GROUP.documents * 2)], None, str(tmp_path))
+    groups = [GROUP, DocumentGroup("jupyter-debug.json", [second]), DocumentGroup("ssh.json", [])]
+    documents.write_files(groups, None, str(tmp_path))
     text = '{\n    "token": null,\n    "kind": "CPU",\n    "cluster": "X",\n    "login_node": "n",\n    "load": 0.5\n}'
     assert (tmp_path / "host.json").read_text() == text * 3
     assert '"\\u00e9"' in (tmp_path / "jupyter-debug.json").read_text()
     assert json.loads((tmp_path / "jupyter-debug.json").read_text()) == second
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"host.json": 0o600, "jupyter-debug.json": 0o600}, "a source that failed leaves no empty file"
 
 
 def test_debug_files_have_the_token_of_the_command_line(tmp_path):
-    documents.write_files([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
-    written = json.loads((tmp_path / "ssh.json").read_text())
+    documents.write_files([GROUP], "secret", str(tmp_path))
+    written = json.loads((tmp_path / "host.json").read_text())
     assert next(iter(written)) == "token" and written["token"] == "secret"
 
 
-def test_a_debug_file_that_cannot_be_written_is_reported(tmp_path):
-    (tmp_path / "ssh.json").mkdir()
-    with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
-        documents.write_files([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
-
-
-def test_a_new_debug_file_is_for_its_owner_alone(tmp_path):
-    groups = [DocumentGroup("ssh.json", [documents.ssh("X", "n", [])]), DocumentGroup("jupyter-debug.json", [])]
-    documents.write_files(groups, "secret", str(tmp_path))
-    assert (tmp_path / "ssh.json").stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["ssh.json"], "a source that failed leaves no empty file"
+def refused(folder, why):
+    with pytest.raises(ColmetError, match=rf"host\.json cannot be written: {why}"):
+        documents.write_files([GROUP], "secret", str(folder))
 
 
 def test_a_file_that_others_may_read_gets_no_token(tmp_path):
     path = tmp_path / "host.json"
+    path.touch()
     for mode in (0o644, 0o660, 0o602):
-        path.touch()
         path.chmod(mode)
-        with pytest.raises(ColmetError, match=r"host\.json cannot be written: .* others may read this file; remove it"):
-            documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
-        assert path.read_bytes() == b""
+        refused(tmp_path, ".* others may read this file; remove it")
+    path.chmod(0o600)
+    os.link(path, tmp_path / "another")
+    refused(tmp_path, "")
+    assert path.read_bytes() == b""
 
 
 @pytest.mark.usefixtures("other_owner")
 def test_a_file_of_another_user_gets_no_token(tmp_path):
-    path = tmp_path / "logins.json"
+    path = tmp_path / "host.json"
     path.touch(0o600)
     os.chown(path, 65534, 65534)
-    with pytest.raises(ColmetError, match=r"logins\.json cannot be written: .* others may read this file"):
-        documents.write_files([DocumentGroup("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    refused(tmp_path, ".* others may read this file")
     assert path.read_bytes() == b""
 
 
-def test_debug_files_are_no_links_and_no_pipes(tmp_path):
-    (tmp_path / "ssh.json").symlink_to(tmp_path / "other")
-    with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: it is a link"):
-        documents.write_files([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+def test_debug_files_are_no_links_pipes_or_directories(tmp_path):
+    path = tmp_path / "host.json"
+    path.symlink_to(tmp_path / "other")
+    refused(tmp_path, "it is a link")
     assert not (tmp_path / "other").exists()
-    os.mkfifo(tmp_path / "host.json")
-    with pytest.raises(ColmetError, match=r"host\.json cannot be written: No such device"):
-        documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
-    reader = os.open(tmp_path / "host.json", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(ColmetError, match=r"host\.json cannot be written: it is not a file"):
-        documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    path.unlink()
+    os.mkfifo(path)
+    refused(tmp_path, "No such device")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    refused(tmp_path, "it is not a file")
     assert os.read(reader, 100) == b""
     os.close(reader)
-
-
-def test_a_file_with_another_name_elsewhere_gets_no_token(tmp_path):
-    path = tmp_path / "host.json"
-    path.touch(0o600)
-    os.link(path, tmp_path / "another")
-    with pytest.raises(ColmetError, match="cannot be written"):
-        documents.write_files([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    path.unlink()
+    path.mkdir()
+    refused(tmp_path, "Is a directory")

@@ -48,13 +48,6 @@ def no_proxy(monkeypatch):
 
 
 @pytest.fixture
-def endpoint():
-    made = Endpoint()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def clock():
     return SleepingClock()
 

@@ -20,6 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.gridengine import command, qmemview, text
 from colmet.gridengine.model import GIB, HostMemory, JobMemory, MemoryReport
 from colmet.gridengine.server import checked_address
+from tests.support import endpoint_server
 from tests.support.place import require_programs
 from tests.support.qmem_server import DATA, serving
 
@@ -369,14 +370,9 @@ def test_no_server_is_one_line_and_status_1(capsys):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A server's certificate that vouches for itself, and its key."""
+    """A server's certificate of 127.0.0.1 that vouches for itself, and its key."""
     require_programs("openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    out = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run([*made, *names, *out], check=True, capture_output=True, timeout=60)
-    return str(folder / "cert.pem"), str(folder / "key.pem")
+    return endpoint_server.certificate(tmp_path_factory.mktemp("tls"), "head")
 
 
 def test_https_accepts_a_certificate_that_is_trusted_and_of_this_name(certificate, capsys):
@@ -384,11 +380,11 @@ def test_https_accepts_a_certificate_that_is_trusted_and_of_this_name(certificat
     context.load_cert_chain(*certificate)
     with serving(context) as server:
         port = server.place.rpartition(":")[2]
-        assert mem(f"https://localhost:{port}", "--ca-file", certificate[0]) == 0
+        assert mem(f"https://127.0.0.1:{port}", "--ca-file", certificate[0]) == 0
         assert "node1\t" in capsys.readouterr().out
-        assert "--ca-file" in failed(capsys, f"https://localhost:{port}")
-        said = failed(capsys, f"https://127.0.0.1:{port}", "--ca-file", certificate[0])
-        assert "127.0.0.1" in said and "URL with a name that is in it" in said and "--ca-file" not in said
+        assert "--ca-file" in failed(capsys, f"https://127.0.0.1:{port}")
+        said = failed(capsys, f"https://localhost:{port}", "--ca-file", certificate[0])
+        assert "localhost" in said and "URL with a name that is in it" in said and "--ca-file" not in said
     with serving() as server:
         assert "no TLS" in failed(capsys, f"https://{server.place}")
 
