@@ -141,20 +141,16 @@ def test_accounts_that_do_not_answer_are_an_error_and_are_asked_again(commands):
         with pytest.raises(BatchError, match="Connection refused; run it by hand to see how Slurm answers"):
             source.ended(1, 2)
     assert len(commands.asked("sacct")) == 2
+    with pytest.raises(BatchError, match="Connection refused"):
+        Slurm().ended(360)
 
 
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        ("NODE_FAIL", "node_failed"),
-        ("BOOT_FAIL", "node_failed"),
-        ("TIMEOUT", "timeout"),
-        ("DEADLINE", "timeout"),
-        ("PREEMPTED", "cancelled"),
-        ("CANCELLED by 1000", "cancelled"),
-        ("CANCELLED+", "cancelled"),
-        ("COMPLETING", "running"),
-        ("SUSPENDED", "running"),
+        *[("NODE_FAIL", "node_failed"), ("BOOT_FAIL", "node_failed"), ("TIMEOUT", "timeout"), ("DEADLINE", "timeout")],
+        *[("PREEMPTED", "cancelled"), ("CANCELLED by 1000", "cancelled"), ("CANCELLED+", "cancelled")],
+        *[("COMPLETING", "running"), ("SUSPENDED", "running")],
     ],
 )
 def test_states_of_records_are_those_of_all_batch_systems(said, state):
@@ -242,6 +238,9 @@ def test_an_answer_without_the_format_asked_for_is_an_error(commands):
     commands.answers([*slurm.SQUEUE, f"--states={slurm.HOLDING}"], "  12  bed  job  R  0:01\n")
     with pytest.raises(BatchError, match=r"squeue: prints what this version .* know: '12 bed job R 0:01'"):
         SlurmRecords().running()
+    sacct(commands, "a new form\nof output\n")
+    with pytest.raises(BatchError, match=r"sacct: prints what this version .* know: 'a new form of output'"):
+        SlurmRecords().ended(1, 2)
 
 
 # All that str.splitlines() takes for the end of a line, and what separates fields.
@@ -308,14 +307,6 @@ def test_an_exclusive_job_holds_what_it_was_given():
     words = ["1", "1", "al", "phys", "cpu", "1", "2", "N/A", "RUNNING", "36", "1:00:00", "n1", "None", "job"]
     same = queued(words, slurm.given_of(f"1 1 0 {given}\n"))
     assert (same.allocated_cores, same.allocated_memory, same.allocated_gpus) == (36, 180 << 30, 4)
-
-
-def test_all_of_another_form_is_an_error(commands):
-    commands.answers(["sacct", None], "a new form\nof output\n")
-    with pytest.raises(
-        BatchError, match="sacct: prints what this version of Colmet does not know: 'a new form of output'"
-    ):
-        SlurmRecords().ended(1, 2)
 
 
 @pytest.mark.parametrize("word", ["", "-1", "\x1b[31m", "x" * 5000, "n[1-", "9" * 30, "é"])
@@ -505,9 +496,3 @@ def test_without_accounts_or_ended_jobs_there_are_none(commands, answer):
     if answer is not None:
         sacct(commands, **answer)
     assert Slurm().ended(360) == []
-
-
-def test_accounts_that_do_not_answer_are_an_error(commands):
-    sacct(commands, status=1, said="sacct: error: slurm_persist_conn_open: Connection refused")
-    with pytest.raises(BatchError, match="Connection refused"):
-        Slurm().ended(360)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 
 import h5py
 import pytest
 
 from colmet.common.config import cli
 from colmet.common.config.keys import write_pair
-from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
+from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, USERS
 from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options
 from colmet.facility.collector_output import rows_of, tables_of
@@ -110,15 +109,6 @@ def test_text_of_any_length_and_alphabet_is_cut_between_characters():
 
 def test_documents_without_a_table_are_counted():
     assert rows_of([{"kind": "unheard"}, {}, {"kind": "NETWORK", "network": 3}, DOCUMENTS[0]])[1] == 3
-
-
-def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
-    page = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
-    for schema in SCHEMAS:
-        part = page.split(f"\n## {schema.name}\n")[1].split("\n## ")[0]
-        assert schema.scope == "node"
-        for field in schema.fields:
-            assert field.help.partition("Source: ")[2] and part.count(f"\n* `{field.name}` ({field.kind}") == 1
 
 
 def options_of(uri, *arguments):
