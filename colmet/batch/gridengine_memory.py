@@ -144,11 +144,11 @@ Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an arr
 def read_memory(
     qhost: bytes, qstat: bytes, encoding: str, granted: Granted | None = None, names: tuple[str, str] = COMMANDS
 ) -> QmemData:
-    """Return hosts and owners from the output of both commands.
+    """Return hosts and owners from the output of `qhost -j -xml` and `qstat -j '*' -xml`.
 
     Args:
-        qhost: output of `qhost -j -xml`.
-        qstat: output of `qstat -j '*' -xml`.
+        qhost: output of the first.
+        qstat: output of the second.
         encoding: of both.
         granted: returns the granted slots if these two leave them open; None without a source.
         names: of both, for errors.
@@ -193,22 +193,16 @@ def parse_qhost(data: bytes, encoding: str, source: str = COMMANDS[0]) -> tuple[
         host = PlacedHost(values.get("num_proc") or "-", values.get("mem_total") or "-", {}, {})
         host = hosts.setdefault(name, host)
         for line in element.iterfind("job"):
-            left_out += not _place(host, line)
+            job, values = line.get("name", ""), _values(line, "jobvalue")
+            task = values.get("taskid", "")
+            if not _NUMBER.fullmatch(job) or (task and not _NUMBER.fullmatch(task)):
+                left_out += 1
+                continue
+            host.names[job] = values.get("job_owner", ""), values.get("job_name", "")
+            lines = host.lines.setdefault(job, {})
+            total, master = lines.get(task, Lines(0, False))
+            lines[task] = Lines(total + 1, master or values.get("pe_master") == "MASTER")
     return hosts, left_out
-
-
-def _place(host: PlacedHost, line: Element) -> bool:
-    """Add a line of a job to the host; return False if it is not one."""
-    job = line.get("name", "")
-    values = _values(line, "jobvalue")
-    task = values.get("taskid", "")
-    if not _NUMBER.fullmatch(job) or (task and not _NUMBER.fullmatch(task)):
-        return False
-    host.names[job] = values.get("job_owner", ""), values.get("job_name", "")
-    lines = host.lines.setdefault(job, {})
-    total, master = lines.get(task, Lines(0, False))
-    lines[task] = Lines(total + 1, master or values.get("pe_master") == "MASTER")
-    return True
 
 
 def _values(element: Element, tag: str) -> dict[str, str]:
@@ -221,7 +215,7 @@ def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[
     left_out = 0
     path = ("detailed_job_info", "djob_info", "element")
     for element in read_elements(data, encoding, source, path, _KEPT_OF_JOB):
-        number, owner = child_text(element, "JB_job_number"), child_text(element, "JB_owner")
+        number, owner, uid, pe = (child_text(element, f"JB_{tag}") for tag in ("job_number", "owner", "uid", "pe"))
         if not _NUMBER.fullmatch(number) or not owner:
             left_out += 1
             continue
@@ -234,8 +228,7 @@ def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[
             else:
                 left_out += 1
         slots = _read_slots(element.find("JB_pe_range"))
-        pe = child_text(element, "JB_pe")
-        jobs[number] = RequestedMemory(owner, child_text(element, "JB_uid"), text, memory, per_job, pe, slots, tasks)
+        jobs[number] = RequestedMemory(owner, uid, text, memory, per_job, pe, slots, tasks)
     return jobs, left_out
 
 

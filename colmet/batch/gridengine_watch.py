@@ -29,13 +29,9 @@ _MIB = 1 << 20
 
 
 class MemorySource(ABC):
-    """Source of the two outputs.
+    """Source of the two outputs."""
 
-    Attributes:
-        names: of the two, for errors.
-    """
-
-    names: tuple[str, str] = COMMANDS
+    names: tuple[str, str] = COMMANDS  # of the two, for errors
 
     @abstractmethod
     def read(self, even_unchanged: bool) -> tuple[bytes, bytes] | None:
@@ -89,19 +85,21 @@ class FileSource(MemorySource):
                 raise BatchError(
                     f"{err.filename}: {err.strerror}; write there what `qhost -j -xml` and `qstat -j '*' -xml` print"
                 ) from err
-            seen = [self._look(file) for file in files]
+            seen = list(map(_check_age, files))
             if seen == self._last and not even_unchanged:
                 return None
             qhost, qstat = map(_read_file, files)
         self._last = seen
         return qhost, qstat
 
-    def _look(self, file: IO[bytes]) -> tuple[int, int, int]:
-        status = os.fstat(file.fileno())
-        age_s = time.time() - status.st_mtime
-        if age_s > FILE_AGE_S:
-            raise BatchError(f"{file.name}: was written {age_s:.0f} s ago; see whether what writes it still runs")
-        return status.st_ino, status.st_size, status.st_mtime_ns
+
+def _check_age(file: IO[bytes]) -> tuple[int, int, int]:
+    """Return what changes with the content of a file; raise BatchError if it is too old."""
+    status = os.fstat(file.fileno())
+    age_s = time.time() - status.st_mtime
+    if age_s > FILE_AGE_S:
+        raise BatchError(f"{file.name}: was written {age_s:.0f} s ago; see whether what writes it still runs")
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_file(file: IO[bytes]) -> bytes:
