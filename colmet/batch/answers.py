@@ -60,13 +60,7 @@ def ask(
     deadline_s: float = DEADLINE_S,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a command and return its output, with messages in English.
-
-    Args:
-        argv: program and arguments.
-        system: name of its batch system, for messages.
-        deadline_s: timeout in seconds.
-        env: added to the environment.
+    """Run a command of a batch system and return its output, with messages in English; `env` is added to its own.
 
     Raises:
         AskError: the command is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.
@@ -196,13 +190,7 @@ def total(values: Sequence[int | None]) -> int | None:
 
 
 def moment_or_none(value: object, field: str, absent: Collection[object] = ()) -> int | None:
-    """Return seconds since 1970; None only for 0, nothing, or a word that says so; FormError for another form.
-
-    Args:
-        value: of the answer.
-        field: its name, for the error.
-        absent: words by which the batch system says that there is no time.
-    """
+    """Return seconds since 1970; None only for 0, nothing, or a word of `absent`; FormError for another form."""
     if value is None or value in ("", "0", 0) or value in absent:
         return None
     seconds = count(value)

@@ -45,12 +45,9 @@ _UNDEFINED = ("undefined", "error")  # printed by -autoformat for an attribute w
 
 
 def classads(answer: str, command: str) -> list[dict[str, object]]:
-    """Return the ClassAds of a command's output with -json.
+    """Return the ClassAds of a command's output with -json; raise BatchError for another form.
 
     Older versions print a list for each schedd, one after another; and nothing at all without jobs.
-
-    Raises:
-        BatchError: another form.
     """
     ads: list[dict[str, object]] = []
     for value in json_values(answer, command):
@@ -71,12 +68,9 @@ def totals(answer: str, command: str) -> tuple[int, int, int]:
 
 
 def given(answer: str, command: str) -> tuple[int | None, int | None]:
-    """Return cores, and memory in MiB, of running jobs; None if no job reports them.
+    """Return cores, and memory in MiB, of running jobs; None if no job reports them; BatchError for another form.
 
     A job run by the schedd itself, such as DAGMan, has no allocation, and lacks these attributes.
-
-    Raises:
-        BatchError: another form.
     """
     pairs: list[Sequence[object]]
     if answer.lstrip().startswith(("[", "{")):
@@ -109,12 +103,6 @@ def condor_job(ad: dict[str, object], now: float) -> BatchJob:
     )
 
 
-def quoted(text: str) -> str:
-    """Return a text quoted for ClassAd expressions."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
 class HTCondor(BatchSystem):
     """HTCondor, queried with its own commands.
 
@@ -126,7 +114,7 @@ class HTCondor(BatchSystem):
 
     def __init__(self, queues: Iterable[tuple[str, str]] = ()) -> None:
         self._queues = list(queues)
-        self._owners = [f"Owner =!= {quoted(owner)}" for owner in EXCLUDED]
+        self._owners = [f'Owner =!= "{owner}"' for owner in EXCLUDED]
         self._jobs = Cached(self._ask)
 
     def queues(self) -> Sequence[Queue]:

@@ -342,13 +342,7 @@ class OarRestRecords(_OarSource):
     """Records from OAR's REST interface.
 
     Args:
-        url: such as http://127.0.0.1:6668/oarapi; user and password may stand before the host.
-
-    Attributes:
-        url: without user and password, for messages.
-
-    Raises:
-        ConfigError: no HTTP URL.
+        url: such as http://127.0.0.1:6668/oarapi; user and password may stand before the host. ConfigError for others.
     """
 
     def __init__(self, url: str) -> None:
@@ -357,6 +351,7 @@ class OarRestRecords(_OarSource):
         if parts is None or parts.query or parts.fragment:
             raise ConfigError("oar=: not a URL; such as oar=http://oar-server/oarapi")
         self._url = url.rstrip("/")
+        # for messages
         self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         self._client = HttpClient({"Accept": "application/json"}, max_bytes=MAX_ANSWER)
 

@@ -222,16 +222,9 @@ def hosts_of(nodes: str) -> str | None:
 
 
 def split_records(answer: str, mark: str, fields: int, command: str) -> list[list[str]]:
-    """Return the fields of each record of an answer.
+    """Return the fields of each record of an answer, whose every field ends with the mark of the question.
 
-    Args:
-        answer: of the command; every field ends with the mark, every record with a line feed as well.
-        mark: of this question.
-        fields: number of fields of a record.
-        command: as an administrator types it.
-
-    Raises:
-        BatchError: another form.
+    A record ends with a line feed as well. `fields` is the number of its fields. BatchError for another form.
     """
     *words, rest = answer.split(mark)
     records = [words[at : at + fields] for at in range(0, len(words), fields)]
@@ -371,8 +364,7 @@ def dependencies_of(answer: str) -> dict[int, str]:
 def parse_coordinators(answer: str) -> Mapping[str, frozenset[str]]:
     """Return the coordinators of each account that has some: lines such as ``physics|alice,bob``.
 
-    Raises:
-        BatchError: a line has another form: who may see what is not guessed from the others.
+    A line in another form is a BatchError: who may see what is not guessed from the others.
     """
     coordinators: dict[str, frozenset[str]] = {}
     for line in answer.splitlines():

@@ -109,8 +109,6 @@ class DocumentSender:
         ca_file: trusted certificates; None: those of the system.
         stopping: returns whether to end soon.
         read_token: returns the token of each run, or raises ConfigError; None: it stays the same.
-        monotonic: seconds.
-        sleep: waits, in seconds.
 
     Raises:
         ConfigError: the address or the file of certificates cannot be used.
@@ -123,8 +121,6 @@ class DocumentSender:
         ca_file: str | None = None,
         stopping: Callable[[], bool] = lambda: False,
         read_token: Callable[[], str] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         tls = TlsOptions(ca_file=ca_file)
         tls.check("--ca-file")
@@ -135,8 +131,6 @@ class DocumentSender:
         self._token = token
         self._stopping = stopping
         self._read_token = read_token
-        self._monotonic = monotonic
-        self._sleep = sleep
         self._http = HttpClient(
             {"User-Agent": f"colmet-facility/{__version__}", "Content-Type": "application/json"},
             tls,
@@ -155,7 +149,7 @@ class DocumentSender:
 
     def send(self, documents: Sequence[Mapping[str, Any]]) -> Outcome:
         """Send documents in order until the deadline of this run; return the outcome."""
-        self._until = self._monotonic() + DEADLINE_S
+        self._until = time.monotonic() + DEADLINE_S
         if self._read_token is not None:
             try:
                 self._token = self._read_token()  # it may have expired since the previous run
@@ -197,7 +191,7 @@ class DocumentSender:
         """Send a document, repeatedly if that may help; return the last attempt, WAIT if the run is over."""
         attempt = Attempt(Verdict.WAIT, "the time of this run for sending is over")
         number = failures = 0
-        while self._monotonic() < self._until and not self._stopping():
+        while time.monotonic() < self._until and not self._stopping():
             attempt = self._exchange(body)
             number += 1
             failures += attempt.verdict is Verdict.REPEAT
@@ -214,16 +208,16 @@ class DocumentSender:
 
     def _wait(self, seconds: float) -> bool:
         """Wait; return False at once if the deadline is earlier, or when the program is to end."""
-        until = self._monotonic() + seconds
+        until = time.monotonic() + seconds
         if until >= self._until:
             return False
-        while (left_s := until - self._monotonic()) > 0 and not self._stopping():
-            self._sleep(min(POLL_S, left_s))
+        while (left_s := until - time.monotonic()) > 0 and not self._stopping():
+            time.sleep(min(POLL_S, left_s))
         return True
 
     def _exchange(self, body: bytes) -> Attempt:
         """Send a document once, and judge the answer by its status, whatever its body."""
-        timeout_s = max(0.01, min(TIMEOUT_S, self._until - self._monotonic()))
+        timeout_s = max(0.01, min(TIMEOUT_S, self._until - time.monotonic()))
         try:
             response = self._http.request("POST", self._url, body, timeout_s=timeout_s, deadline_s=timeout_s + GRACE_S)
         except HttpFailure as err:

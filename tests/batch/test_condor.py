@@ -11,7 +11,7 @@ import pytest
 
 from colmet.batch import condor
 from colmet.batch.answers import AskError, BatchError, FormError
-from colmet.batch.condor import HTCondor, condor_job, given, quoted, totals
+from colmet.batch.condor import HTCondor, condor_job, given, totals
 from colmet.batch.systems import BatchJob, Queue
 from tests.support.batch_commands import DATA, Commands
 
@@ -170,10 +170,6 @@ def test_ended_jobs_are_those_that_completed_of_late(commands):
     ]
     condition = f"JobStatus == 4 && JobFinishedHookDone >= {NOW - 360} && {NOT_COFFEA}"
     assert commands.asked("condor_history") == [" ".join([*condor.HISTORY[1:], "-constraint", condition])]
-
-
-def test_an_owner_cannot_end_the_text_that_names_it():
-    assert quoted('a" || "\\') == r'"a\" || \"\\"'
 
 
 @pytest.mark.parametrize(

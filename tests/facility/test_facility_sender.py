@@ -34,6 +34,8 @@ class SleepingClock:
     def monotonic(self):
         return self.now_s
 
+    time = monotonic
+
     def sleep(self, seconds):
         self.slept.append(seconds)
         self.now_s += seconds
@@ -48,8 +50,9 @@ def no_proxy(monkeypatch):
 
 
 @pytest.fixture
-def clock():
-    return SleepingClock()
+def clock(monkeypatch):
+    monkeypatch.setattr(module, "time", SleepingClock())
+    return module.time
 
 
 @pytest.fixture
@@ -57,7 +60,6 @@ def make(endpoint, clock):
     made = []
 
     def run(url=None, token=TOKEN, **options):
-        options = {"monotonic": clock.monotonic, "sleep": clock.sleep, **options}
         made.append(DocumentSender(url or endpoint.url, token, **options))
         return made[-1]
 
@@ -100,13 +102,15 @@ def test_an_endpoint_that_is_down_is_tried_until_the_deadline_and_then_all_are_l
 
 def test_an_endpoint_that_comes_back_within_the_run_gets_all(endpoint, make, clock):
     endpoint.stop()
+    pass_time = clock.sleep
 
     def sleep(seconds):
-        clock.sleep(seconds)
+        pass_time(seconds)
         if len(clock.slept) == 20:
             endpoint.start()
 
-    one = make(sleep=sleep)
+    clock.sleep = sleep
+    one = make()
     assert one.send(documents(1, 2)) == Outcome(2, 0, 0)
     assert one.send(documents(3)) == Outcome(1, 0, 0)
     assert taken(endpoint) == [1, 2, 3]
