@@ -46,8 +46,8 @@ from colmet.batch.systems import (
     Queue,
     RecordSource,
 )
-from colmet.common.clients.http_client import HttpClient, HttpFailure, parse_url
 from colmet.common.errors import ConfigError
+from colmet.common.http_client import HttpClient, HttpFailure, parse_url
 
 log = logging.getLogger(__name__)
 
