@@ -115,7 +115,7 @@ class HTCondor(BatchSystem):
     def __init__(self, queues: Iterable[tuple[str, str]] = ()) -> None:
         self._queues = list(queues)
         self._owners = [f'Owner =!= "{owner}"' for owner in EXCLUDED]
-        self._jobs = Cached(self._ask)
+        self._jobs = Cached(lambda: self._read([*JOBS, "-constraint", " && ".join(self._owners)], DEADLINE_S))
 
     def queues(self) -> Sequence[Queue]:
         """Return the named queues without the unavailable ones; if all are unavailable, raise the first error.
@@ -143,15 +143,12 @@ class HTCondor(BatchSystem):
 
     def ended(self, within_s: int) -> Sequence[BatchJob]:
         """Return completed jobs, without removed ones."""
-        now = time.time()
-        conditions = [f"JobStatus == {_FINISHED}", f"JobFinishedHookDone >= {int(now) - within_s}", *self._owners]
-        return self._counted([*HISTORY, "-constraint", " && ".join(conditions)], HISTORY_DEADLINE_S, now)
+        since = int(time.time()) - within_s
+        conditions = [f"JobStatus == {_FINISHED}", f"JobFinishedHookDone >= {since}", *self._owners]
+        return self._read([*HISTORY, "-constraint", " && ".join(conditions)], HISTORY_DEADLINE_S)
 
-    def _ask(self) -> list[BatchJob]:
-        return self._counted([*JOBS, "-constraint", " && ".join(self._owners)], DEADLINE_S, time.time())
-
-    def _counted(self, command: list[str], deadline_s: float, now: float) -> list[BatchJob]:
-        shown = " ".join(command)
+    def _read(self, command: list[str], deadline_s: float) -> list[BatchJob]:
+        shown, now = " ".join(command), time.time()
         return self.parse(classads(ask(command, "HTCondor", deadline_s), shown), lambda ad: condor_job(ad, now), shown)
 
     def _queue(self, queue: str, constraint: str) -> Queue:

@@ -486,13 +486,9 @@ class SlurmRecords(RecordSource):
         super().__init__()
         self._sacct_from = 0.0  # time of the next try, by the monotonic clock
 
-    @property
-    def _has_accounts(self) -> bool:
-        return time.monotonic() >= self._sacct_from
-
     def running(self) -> Sequence[JobRecord]:
         """Return the jobs that run now; where Slurm keeps no accounts, also those that squeue shows as ended."""
-        states = HOLDING if self._has_accounts else f"{HOLDING},{OVER}"
+        states = HOLDING if time.monotonic() >= self._sacct_from else f"{HOLDING},{OVER}"
         mark = _draw_mark()
         form = "".join([f"%{letter}{mark}" for letter in QUEUED.values()])
         answer = _ask([*SQUEUE, f"--states={states}"], {"SQUEUE_FORMAT": form})
@@ -519,7 +515,8 @@ class SlurmRecords(RecordSource):
 
     def _accounts(self, arguments: Sequence[str], jobs: Collection[int] | None = None) -> list[JobRecord]:
         """Return the records that sacct prints, of these jobs alone; none if Slurm keeps no accounts."""
-        records = _ask_accounts(["--duplicates", *arguments]) if self._has_accounts else []
+        is_due = time.monotonic() >= self._sacct_from
+        records = _ask_accounts(["--duplicates", *arguments]) if is_due else []
         if records is None:
             self._sacct_from = time.monotonic() + NO_ACCOUNTS_S
             return []

@@ -246,21 +246,15 @@ def find_record_sources(text: str) -> list[RecordSource]:
     for word in dict.fromkeys(part.strip() for part in text.split(",")):
         name, _, value = word.partition("=")
         if word == "auto":
-            sources.update(
-                {name: _record_source(name, "") for name in RECORDS if name not in sources and _is_here(name)}
-            )
-        elif name in RECORDS and not (name == "slurm" and value):
-            sources[name] = _record_source(name, value)
+            here = [name for name in RECORDS if name not in sources and _is_here(name)]
+            sources.update({name: _imported(*RECORDS[name])() for name in here})
+        elif name == "oar" and value:
+            sources[name] = _imported(RECORDS[name][0], "OarRestRecords")(value)
+        elif name in RECORDS and (name == "gridengine" or not value):
+            sources[name] = _imported(*RECORDS[name])(*([value] if value else []))
         elif word not in ("", "none"):
             raise ConfigError(f"batch system {word!r:.100} is not known; there are auto, none, {', '.join(RECORDS)}")
     return list(sources.values())
-
-
-def _record_source(name: str, value: str) -> RecordSource:
-    module, made = RECORDS[name]
-    source = _imported(module, "OarRestRecords" if name == "oar" and value else made)
-    record_source: RecordSource = source(value) if value else source()
-    return record_source
 
 
 def _is_here(name: str) -> bool:

@@ -142,9 +142,6 @@ class CollectorOutput:
         uplinks: to the collectors.
         times: of the link.
         stopping: returns whether the program is to end soon.
-
-    Attributes:
-        unknown: documents of kinds without a table.
     """
 
     def __init__(
@@ -154,7 +151,7 @@ class CollectorOutput:
         times: Times | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.unknown = 0
+        self.unknown = 0  # documents of kinds without a table
         self._host_name = host_name
         self._uplinks = uplinks
         self._stopping = stopping

@@ -69,15 +69,12 @@ class Jupyter:
     Args:
         deadlines: for plug-ins and networks that may block for ever.
         deadline_s: timeout in seconds for all pages of one namespace.
-
-    Attributes:
-        odd: skipped pods.
     """
 
     def __init__(self, deadlines: Deadlines, deadline_s: float) -> None:
         self._deadlines = deadlines
         self._deadline_s = deadline_s
-        self.odd = 0
+        self.odd = 0  # skipped pods
 
     def users(self, namespace: str, label: str) -> list[str]:
         """Return the distinct values of a label, in the order of a namespace's pods with this label.

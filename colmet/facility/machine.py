@@ -106,31 +106,20 @@ class Network:
         path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": owner}.
         count: returns the present totals.
         max_age_s: of the previous measurement, in seconds.
-
-    Attributes:
-        failures: number of failed writes of the file.
     """
 
-    def __init__(
-        self,
-        path: str,
-        count: Callable[[], Counted] = count_traffic,
-        max_age_s: float = MAX_AGE_S,
-    ) -> None:
+    def __init__(self, path: str, count: Callable[[], Counted] = count_traffic, max_age_s: float = MAX_AGE_S) -> None:
         self._path = Path(path)
         self._count = count
         self._max_age_s = max_age_s
         self._before: Counted | None = None
         self._of = counting()
-        self.failures = 0
+        self.failures = 0  # failed writes of the file
 
     def traffic(self) -> Traffic:
-        """Return the traffic since the previous measurement; zeros without one.
+        """Return the traffic since the previous measurement; zeros without one; SourceFailed without an interface.
 
         A state that cannot be replaced is not used: the next run would count the same bytes again.
-
-        Raises:
-            SourceFailed: this machine has no network interface.
         """
         now = self._count()
         found = self._before or self._read()
@@ -213,9 +202,6 @@ class Disks:
         deadlines: for file systems without their server.
         deadline_s: timeout of each in seconds.
         wanted: whether they were named by an option: then a missing one is logged as a warning.
-
-    Attributes:
-        missing: paths missing at the last query.
     """
 
     def __init__(self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, wanted: bool = True) -> None:
@@ -223,7 +209,7 @@ class Disks:
         self._deadlines = deadlines
         self._deadline_s = deadline_s
         self._level = logging.WARNING if wanted else logging.INFO
-        self.missing: set[str] = set()
+        self.missing: set[str] = set()  # paths missing at the last query
 
     def spaces(self) -> list[Space]:
         """Return the space of the existing ones; each missing one is logged once, when it disappears.

@@ -62,9 +62,6 @@ class Logins:
         each_once: list a user once; else, as in afmetrics_collector, again for `last`.
         who: command line for logged-in users.
         last: command line for past logins, without the time that it begins at.
-
-    Attributes:
-        failures: missing or unreadable answers of `last`.
     """
 
     def __init__(
@@ -77,9 +74,8 @@ class Logins:
     ) -> None:
         self._each_once = each_once
         self._who = Command(who, deadline_s)
-        self._since = len(last)  # place of the time on the command line
         self._last = Command([*last, ""], deadline_s) if history else None
-        self.failures = 0
+        self.failures = 0  # missing or unreadable answers of `last`
 
     def users(self) -> list[str]:
         """Return the logged-in users, then those of the last five minutes.
@@ -92,7 +88,7 @@ class Logins:
         except (CommandFailed, ParseError) as err:
             raise SourceFailed(f"{err}; the users that are logged in are not known") from err
         if self._last is not None:
-            self._last.argv[self._since] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - LAST_S))
+            self._last.argv[-1] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - LAST_S))
             try:
                 users += _parsed(self._last, lambda text: parse_last(text, self._each_once))
             except (CommandFailed, ParseError) as err:

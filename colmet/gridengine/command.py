@@ -74,13 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Printing:
-    """Printer of a server's answer, as the options specify.
-
-    Args:
-        options: of the command line; some may be missing.
-        titles: of the columns on a terminal.
-        program: name at the start of lines on standard error.
-    """
+    """Printer of a server's answer, as the options specify; `program` begins lines on standard error."""
 
     def __init__(self, options: argparse.Namespace, titles: Sequence[str], program: str) -> None:
         self._options = options
@@ -91,7 +85,7 @@ class Printing:
 
     def print(self, fetched: Fetched) -> int:
         """Print the answer; return the exit status."""
-        memory = self._count(fetched)
+        memory = count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
         if self._options.json:
             print(json.dumps(text.document_of(memory, self._details), allow_nan=False))
         elif not self._on_terminal(memory):
@@ -101,9 +95,6 @@ class Printing:
         for note in self._notes(fetched, memory):
             print(f"{self._program}: {note}", file=sys.stderr)
         return 0
-
-    def _count(self, fetched: Fetched) -> MemoryReport:
-        return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
 
     def _on_terminal(self, memory: MemoryReport) -> bool:
         """Print a table, if there is a terminal and the library for it."""
