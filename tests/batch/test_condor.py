@@ -192,11 +192,6 @@ def test_a_job_without_what_it_has_to_have_is_refused(ad):
 # -- all batch systems --
 
 
-def test_a_command_that_is_not_there_is_named(commands):
-    with pytest.raises(BatchError, match=r"condor_q .*no such program; run this where the commands of HTCondor are"):
-        HTCondor().jobs()
-
-
 @pytest.mark.parametrize(
     "text",
     ["[", "nothing", "[1, 2]", '[{"a": 1}] x', "[" * 100_000, '{"a": ' * 100_000, "9" * 100_000],

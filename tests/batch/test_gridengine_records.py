@@ -64,16 +64,11 @@ def test_states_exit_codes_and_requests_are_those_of_the_accounts():
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
-        ({"f11": 0, "f12": 0}, "done"),
-        ({"f11": 0, "f12": 1}, "failed"),
-        ({"f11": 8, "f12": 0}, "node_failed"),
-        ({"f11": 21, "f12": 0}, "node_failed"),
-        ({"f11": 28, "f12": 0}, "failed"),
+        *[({"f11": 0, "f12": 0}, "done"), ({"f11": 0, "f12": 1}, "failed"), ({"f11": 28, "f12": 0}, "failed")],
+        *[({"f11": code, "f12": 0}, "node_failed") for code in (8, 21)],
         ({"f11": 100, "f12": 137, "f42": 3e8}, "out_of_memory"),  # more than h_vmem
-        ({"f11": 37, "f12": 137}, "timeout"),
-        ({"f11": 100, "f12": 137, "f39": "-l h_rt=0:0:10"}, "timeout"),
-        ({"f11": 100, "f12": 137, "f39": "-l h_rt=11"}, "cancelled"),
-        ({"f11": 100, "f12": 139}, "failed"),
+        *[({"f11": 37, "f12": 137}, "timeout"), ({"f11": 100, "f12": 137, "f39": "-l h_rt=0:0:10"}, "timeout")],
+        *[({"f11": 100, "f12": 137, "f39": "-l h_rt=11"}, "cancelled"), ({"f11": 100, "f12": 139}, "failed")],
         ({"f11": 255, "f12": 0}, "failed"),
     ],
 )

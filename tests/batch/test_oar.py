@@ -111,12 +111,9 @@ def test_a_job_that_is_launched_has_no_record_since_its_start_is_not_final(state
 @pytest.mark.parametrize(
     ("events", "state"),
     [
-        (["FRAG_JOB_REQUEST", "WALLTIME"], "timeout"),
-        (["BESTEFFORT_KILL", "FRAG_JOB_REQUEST"], "cancelled"),
-        (["PING_CHECKER_NODE_SUSPECTED_END_JOB"], "node_failed"),
-        (["PROLOGUE_ERROR", "FRAG_JOB_REQUEST"], "failed"),
-        ([], "failed"),
-        (["SOMETHING_NEW"], "failed"),
+        *[(["FRAG_JOB_REQUEST", "WALLTIME"], "timeout"), (["BESTEFFORT_KILL", "FRAG_JOB_REQUEST"], "cancelled")],
+        *[(["PING_CHECKER_NODE_SUSPECTED_END_JOB"], "node_failed"), (["PROLOGUE_ERROR", "FRAG_JOB_REQUEST"], "failed")],
+        *[([], "failed"), (["SOMETHING_NEW"], "failed")],
     ],
 )
 def test_the_events_of_a_job_in_error_name_the_cause(events, state):
@@ -155,12 +152,7 @@ def test_a_job_in_an_unknown_form_is_skipped_and_counted(hostile):
 def test_the_form_of_oar_3_gives_facts_without_resources(commands):
     job = {
         **{"id": 134921, "array_id": 134921, "array_index": 1, "user": "alice", "state": "Running", "stop_time": 0},
-        **{
-            "queue_name": "default",
-            "start_time": 1795646438,
-            "submission_time": 1795646436,
-            "cpuset_name": "alice_134921",
-        },
+        **{"queue_name": "default", "start_time": 1795646438, "submission_time": 1795646436, "cpuset_name": "alice_1"},
     }
     commands.answers(command(RUNNING), json.dumps({"134921": job}))
     (record,) = OarRecords().running()

@@ -160,10 +160,8 @@ def test_states_of_records_are_those_of_all_batch_systems(said, state):
 @pytest.mark.parametrize(
     ("requests", "gpus"),
     [
-        ({"gres/gpu": "4", "gres/gpu:a100": "4"}, 4),
-        ({"gres/gpu:a100": "2", "gres/gpu:h100": "1"}, 3),
-        ({"cpu": "4"}, None),
-        ({"gres/gpu": "x"}, None),
+        *[({"gres/gpu": "4", "gres/gpu:a100": "4"}, 4), ({"gres/gpu:a100": "2", "gres/gpu:h100": "1"}, 3)],
+        *[({"cpu": "4"}, None), ({"gres/gpu": "x"}, None)],
     ],
 )
 def test_gpus_are_those_of_the_request(requests, gpus):
@@ -338,11 +336,8 @@ def test_partitions_are_counted_as_squeue_lists_them(commands):
         Queue("hidden", idle=1, running=0, held=0, cores=0, memory_mb=0),
     ]
     assert system.skipped == 0
-
-
-def test_memory_that_slurm_does_not_hand_out_is_unknown(commands):
     commands.answers(MEMORY, status=1, said="no")
-    assert Slurm().queues()[0].memory_mb is None
+    assert system.queues()[0].memory_mb is None
 
 
 def test_jobs_are_reported_with_the_tasks_of_arrays_one_by_one(commands):
@@ -359,16 +354,17 @@ def test_jobs_are_reported_with_the_tasks_of_arrays_one_by_one(commands):
 @pytest.mark.parametrize(
     ("state", "reason", "expected"),
     [
-        ("PENDING", "Resources", "idle"),
-        ("PENDING", "JobHeldAdmin", "held"),
-        ("PENDING", "JobHoldMaxRequeue", "held"),
-        ("PENDING", "launch failed requeued held", "held"),
-        ("REQUEUE_HOLD", "", "held"),
-        ("COMPLETING", "", "running"),
-        ("SUSPENDED", "", "held"),
-        ("FAILED", "", "finished"),
-        ("CANCELLED", "", "removed"),
-        ("SOMETHING_NEW", "", "unknown"),
+        *[
+            ("PENDING", "Resources", "idle"),
+            ("PENDING", "JobHeldAdmin", "held"),
+            ("PENDING", "JobHoldMaxRequeue", "held"),
+        ],
+        *[
+            ("PENDING", "launch failed requeued held", "held"),
+            ("REQUEUE_HOLD", "", "held"),
+            ("COMPLETING", "", "running"),
+        ],
+        *[("SUSPENDED", "", "held"), ("FAILED", "", "finished"), ("CANCELLED", "", "removed"), ("NEW", "", "unknown")],
     ],
 )
 def test_states_are_those_of_all_batch_systems(state, reason, expected):
@@ -421,9 +417,6 @@ def test_a_job_in_a_form_that_is_not_known_is_skipped_and_counted(commands):
     commands.answers(slurm.LISTED, lines)
     system = Slurm()
     assert system.queues()[0].running == 3 and system.skipped == 2
-
-
-def test_an_answer_without_any_known_line_is_an_error_that_shows_it(commands):
     commands.answers(slurm.LISTED, "what is this?\n")
     with pytest.raises(BatchError, match=r"squeue --all.*what is this"):
         Slurm().jobs()

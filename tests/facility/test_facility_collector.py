@@ -1,4 +1,4 @@
-"""Facility documents as rows: what each becomes, and that it reaches HDF5 and Elasticsearch by a real collector."""
+"""Facility documents as rows: what each becomes, and that it reaches HDF5 by a real collector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options
 from colmet.facility.collector_output import rows_of, tables_of
 from colmet.facility.sender import Outcome
-from tests.support.bulk_server import Database
 
 TIME_S = int(time.time())  # rows of long ago are dropped for their age
 TIME_NS = TIME_S * 10**9
@@ -159,27 +158,6 @@ def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector
     assert (row["timestamp"], row["hostname"], row["job_id"]) == (TIME_S, b"login1-facility", 0)
     assert (row["queue"], row["idle"], row["allocated_cores"], row["cluster"]) == (b"short", 0, -1, b"UC-AF")
     assert stored["facility_hosts_default"][0]["load"] == 0.25
-
-
-@pytest.mark.live
-def test_rows_reach_elasticsearch(output, start_collector, tmp_path):
-    database = Database(1)
-    try:
-        journal = ("--journal-dir", str(tmp_path / "journal"))
-        collector = start_collector("--elastic-host", database.url, "-s", "0.1", *journal)
-        one = output()
-        one.put(DOCUMENTS, TIME_NS)
-        assert one.finish().complete
-        one.close()
-        assert collector.stop()[0] == 0
-    finally:
-        database.stop()
-    found = [(index, row) for (index, _), row in database.documents.items() if index.startswith("colmet_facility_")]
-    assert len(found) == 13 and {row["hostname"] for _, row in found} == {"login1-facility"}
-    (short,) = [row for index, row in found if index == "colmet_facility_queues_default" and row["queue"] == "short"]
-    assert short["idle"] == 0 and "allocated_cores" not in short and short["timestamp"] == TIME_S
-    users = [row["user"] for index, row in found if index == "colmet_facility_users_default"]
-    assert sorted(users) == ["alice", "bob", "carol"]
 
 
 @pytest.mark.live

@@ -22,6 +22,7 @@ from colmet.facility import command, machine, options
 from colmet.facility.collect import Facility
 from colmet.facility.people import Logins, People, plain
 from tests.support.kubernetes_server import KubernetesServer, pod
+from tests.support.waiting import wait_for
 
 CONDOR_JOBS = ("--batch-system", "condor")
 CONDOR = Path(__file__).parents[1] / "data/facility/condor"
@@ -185,13 +186,6 @@ def test_a_batch_system_that_is_not_there_makes_the_status_1(endpoint, tmp_path,
     assert "source failed: source=jobs of condor: condor_q" in caplog.text
 
 
-def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
-    argv = ["--host", "--disk", str(tmp_path), "--disk", "/none", "--url", endpoint.url]
-    assert facility(*argv) == 0
-    assert [document["mount"] for document in endpoint.documents if document["kind"] == "DISK"] == [str(tmp_path)]
-    assert "disk skipped: path=/none" in caplog.text
-
-
 # -- the command line --
 
 
@@ -273,13 +267,14 @@ def test_nothing_wanted_of_the_alias_is_nothing_done():
 # -- in processes of their own --
 
 
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 COLMET = [sys.executable, "-m", "colmet.facility.command"]
 ALIAS = [sys.executable, "-c", "import sys; from colmet.facility import command; sys.exit(command.main_of_afmetrics())"]
 
 
 def process(*argv, cwd):
     return subprocess.run(
-        argv, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        argv, cwd=cwd, env={**os.environ, **ENVIRONMENT},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -362,12 +357,7 @@ def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path)
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(60)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "NOTIFY_SOCKET": str(tmp_path / "notify"),
-        "WATCHDOG_USEC": "600000",
-    }
+    environment = {**os.environ, **ENVIRONMENT, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
     token = tmp_path / "token"
     token.write_text("one")
     token.chmod(0o600)
@@ -405,12 +395,7 @@ def test_a_command_that_hangs_does_not_outlive_a_program_that_is_to_end(tmp_path
     hung, script = tmp_path / "hung", tmp_path / program
     script.write_text('#!/bin/sh\necho $$ >>"$HUNG"\nexec sleep 60\n')
     script.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "HUNG": str(hung),
-    }
+    environment = {**os.environ, **ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HUNG": str(hung)}
     argv = ["--cluster", "X", option, "--json-lines"]
     with subprocess.Popen(
         [sys.executable, "-m", "colmet.facility.command", *argv],
@@ -423,10 +408,7 @@ def test_a_command_that_hangs_does_not_outlive_a_program_that_is_to_end(tmp_path
     assert running.returncode == 1
     pids = hung.read_text().split()
     assert len(pids) == 1  # no other was asked in its place
-    until = time.monotonic() + 10
-    while left := [pid for pid in pids if lives(pid)]:
-        assert time.monotonic() < until, left
-        time.sleep(0.01)
+    wait_for(lambda: not lives(pids[0]), 10)
 
 
 def lives(pid):
