@@ -38,11 +38,7 @@ def test_a_command_is_asked_in_english_and_with_what_is_added_to_the_environment
 @pytest.mark.parametrize(
     ("answer", "why", "said"),
     [
-        (
-            {"status": 3, "said": "cannot connect"},
-            "status",
-            "returned 3: cannot connect; run it by hand to see how Test",
-        ),
+        ({"status": 3, "said": "refused"}, "status", "returned 3: refused; run it by hand to see how Test"),
         ({"slow_s": 30}, "late", "did not end within 0.3 s and was killed; run it by hand"),
         ({"text": "x" * 2000}, "", "printed more than 1000 bytes and was killed; run it by hand"),
     ],

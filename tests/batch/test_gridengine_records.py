@@ -22,12 +22,9 @@ ENDS = {
     "5": ("timeout", None, 9),  # h_rt
     "6": ("timeout", None, 10),  # s_rt
     "7": ("cancelled", None, 9),  # qdel
-    **{f"8.{task}": ("done", 0, None) for task in (2, 4, 6)},
-    "9": ("done", 0, None),
+    **dict.fromkeys(("8.2", "8.4", "8.6", "9", "11", "13"), ("done", 0, None)),
     "10": ("timeout", None, 9),  # h_cpu
-    "11": ("done", 0, None),
     "12": ("cancelled", None, 9),
-    "13": ("done", 0, None),
     "14": ("failed", 100, None),
     "15": ("cancelled", 99, None),  # the job asked to be run again, some times
 }

@@ -182,10 +182,8 @@ def test_limits_are_read(limit, seconds):
 @pytest.mark.parametrize(
     ("expression", "hosts"),
     [
-        ("n1", ["n1"]),
-        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
+        *[("n1", ["n1"]), ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]), ("", [])],
         ("r[1-2]n[1-2]x", ["r1n1x", "r1n2x", "r2n1x", "r2n2x"]),
-        ("", []),
     ],
 )
 def test_lists_of_hosts_are_expanded(expression, hosts):
@@ -354,17 +352,10 @@ def test_jobs_are_reported_with_the_tasks_of_arrays_one_by_one(commands):
 @pytest.mark.parametrize(
     ("state", "reason", "expected"),
     [
-        *[
-            ("PENDING", "Resources", "idle"),
-            ("PENDING", "JobHeldAdmin", "held"),
-            ("PENDING", "JobHoldMaxRequeue", "held"),
-        ],
-        *[
-            ("PENDING", "launch failed requeued held", "held"),
-            ("REQUEUE_HOLD", "", "held"),
-            ("COMPLETING", "", "running"),
-        ],
-        *[("SUSPENDED", "", "held"), ("FAILED", "", "finished"), ("CANCELLED", "", "removed"), ("NEW", "", "unknown")],
+        ("PENDING", "Resources", "idle"),
+        *[("PENDING", why, "held") for why in ("JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held")],
+        *[("REQUEUE_HOLD", "", "held"), ("COMPLETING", "", "running"), ("SUSPENDED", "", "held")],
+        *[("FAILED", "", "finished"), ("CANCELLED", "", "removed"), ("NEW", "", "unknown")],
     ],
 )
 def test_states_are_those_of_all_batch_systems(state, reason, expected):

@@ -15,57 +15,36 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.facility import documents, people
 from colmet.facility.documents import DocumentGroup, Space, Traffic
 
-
-def test_a_document_of_jupyter_users():
-    assert list(documents.jupyter("jupyter-ml", "UC-AF", ["alice", "bob"]).items()) == [
-        ("token", None),
-        ("kind", "jupyter-ml"),
-        ("cluster", "UC-AF"),
-        ("jupyter_user_count", 2),
-        ("users", ["alice", "bob"]),
-    ]
+ALICE_AND_BOB = ["alice", "bob", "alice"]
 
 
-def test_a_document_of_logins():
-    assert list(documents.ssh("UC-AF", "login1", ["alice", "bob", "alice"]).items()) == [
-        ("token", None),
-        ("kind", "ssh"),
-        ("cluster", "UC-AF"),
-        ("login_node", "login1"),
-        ("ssh_user_count", 3),
-        ("users", ["alice", "bob", "alice"]),
-    ]
+def test_documents_of_users_begin_as_all_do():
+    head = [("token", None), ("kind", "jupyter-ml"), ("cluster", "UC-AF")]
+    found = documents.jupyter("jupyter-ml", "UC-AF", ALICE_AND_BOB[:2])
+    assert list(found.items()) == [*head, ("jupyter_user_count", 2), ("users", ALICE_AND_BOB[:2])]
+    head = [("token", None), ("kind", "ssh"), ("cluster", "UC-AF"), ("login_node", "login1")]
+    found = documents.ssh("UC-AF", "login1", ALICE_AND_BOB)
+    assert list(found.items()) == [*head, ("ssh_user_count", 3), ("users", ALICE_AND_BOB)]
 
 
 def test_the_documents_of_a_host():
     head = {"token": None, "cluster": "UC-AF", "login_node": "login1"}
     assert documents.cpu("UC-AF", "login1", 0.25) == {**head, "kind": "CPU", "load": 0.25}
     assert documents.memory("UC-AF", "login1", 100, 40) == {**head, "kind": "MEM", "total": 100, "available": 40}
-    assert documents.network("UC-AF", "login1", Traffic(10, 20, 299.987)) == {
-        **head,
-        "kind": "NETWORK",
-        "network": {"sent": 10, "received": 20, "interval": 299.987},
-    }
+    network = {"kind": "NETWORK", "network": {"sent": 10, "received": 20, "interval": 299.987}}
+    assert documents.network("UC-AF", "login1", Traffic(10, 20, 299.987)) == {**head, **network}
     space = {"kind": "DISK", "mount": "/home", "total": 1000, "used": 250, "free": 700, "utilization": 0.25}
-    assert documents.disk("UC-AF", "login1", Space("/home", "sda1", 1000, 250, 700)) == {
-        **head,
-        **space,
-        "device": "sda1",
-    }
-    assert documents.disk("UC-AF", "login1", Space("/home", None, 1000, 250, 700)) == {**head, **space}
+    for device, shown in (("sda1", {"device": "sda1"}), (None, {})):
+        found = documents.disk("UC-AF", "login1", Space("/home", device, 1000, 250, 700))
+        assert found == {**head, **space, **shown}
 
 
 def test_the_documents_of_queues_and_jobs():
     head = {"token": None, "cluster": "UC-AF"}
     queue = {"kind": "condorqueue", "queue": "all", "idle": 3, "running": 2, "held": 1}
-    assert documents.queue("UC-AF", Queue("all", 3, 2, 1, 16, 32000)) == {
-        **head,
-        **queue,
-        "allocated_cores": 16,
-        "allocated_mem": 32000,
-    }
-    assert documents.queue("UC-AF", Queue("all", 3, 2, 1)) == {**head, **queue}
-    assert documents.queue("UC-AF", Queue("all", 3, 2, 1, cores=0)) == {**head, **queue, "allocated_cores": 0}
+    given = {"allocated_cores": 16, "allocated_mem": 32000}
+    for cores, memory, shown in ((16, 32000, given), (None, None, {}), (0, None, {"allocated_cores": 0})):
+        assert documents.queue("UC-AF", Queue("all", 3, 2, 1, cores, memory)) == {**head, **queue, **shown}
     job = BatchJob("12.0", "alice", "running", 61)
     fields = {"kind": "condorjob", "users": "alice", "Id": "12.0", "Runtime": 61}
     assert documents.job("UC-AF", job, "alice") == {**head, **fields, "state": "running"}

@@ -46,11 +46,8 @@ def on_host(count_=1, tasks=(), master=True):
 
 def request(gigabytes, used):
     text = f"{gigabytes}G" if gigabytes else ""
-    return {
-        "requested_h_vmem_strval": text,
-        "requested_h_vmem_dblval": gigabytes * GIB,
-        "hostname": {"n1": used},
-    }
+    request = {"requested_h_vmem_strval": text, "requested_h_vmem_dblval": gigabytes * GIB}
+    return {**request, "hostname": {"n1": used}}
 
 
 def test_hosts_have_the_sums_that_a_hand_counts():
