@@ -1,37 +1,41 @@
-"""Output of batch systems' commands: fetched within bounds, and parsed as untrusted input."""
+"""Output of batch systems' commands: fetched within bounds, and its fields read as untrusted input."""
 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
-from xml.etree.ElementTree import Element
 
-from colmet.batch.model import BatchError
-from colmet.common.errors import CommandFailed
+from colmet.common.errors import ColmetError, CommandFailed
 from colmet.common.host.command import Command
 
 DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster needs some seconds
 MAX_ANSWER = 32 << 20  # bytes of a command's output; a job is 0.6 to 6 kB in JSON
 MAX_TEXT = 255  # characters of a name: of a user, a queue, a job
+LONG_TEXT = 4096  # characters of a text that is a list, such as dependencies
+MAX_HOSTS = 20_000  # of one job
+MAX_SIGNAL = 64
 FRESH_S = 5.0  # seconds for which an answer is reused
 _SHOWN = 200  # characters of an answer in an error
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_DIGITS = 18  # of a number; more than any real one has, and within 64 bits
-
-log = logging.getLogger(__name__)
+_LARGEST = 1 << 53
+_HOST_LIST = re.compile(r"(?:[^\[\]]|\[[^\[\]]*\])*")
+_HOSTS = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")  # between two commas outside of brackets
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_VALUE = re.compile(r"\S")
 
 T = TypeVar("T")
-Part = TypeVar("Part")
 _running: dict[Command, threading.Thread] = {}
-_unread: Counter[str] = Counter()  # jobs in an unknown form, by batch system
 _given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads whose answers are no longer needed
+
+
+class BatchError(ColmetError):
+    """A batch system does not answer, or in an unknown form; the message suggests a remedy."""
 
 
 class AskError(BatchError):
@@ -56,13 +60,7 @@ def ask(
     deadline_s: float = DEADLINE_S,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a command and return its output, with messages in English.
-
-    Args:
-        argv: program and arguments.
-        system: name of its batch system, for messages.
-        deadline_s: timeout in seconds.
-        env: added to the environment.
+    """Run a command of a batch system and return its output, with messages in English; `env` is added to its own.
 
     Raises:
         AskError: the command is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.
@@ -97,31 +95,41 @@ def cancel(of: threading.Thread | None = None) -> None:
             command.cancel()
 
 
+class Cached(Generic[T]):
+    """A value cached for `FRESH_S`: queues and jobs then come from one answer."""
+
+    def __init__(self, get: Callable[[], T]) -> None:
+        self._get = get
+        self._kept: tuple[float, T] | None = None
+
+    def __call__(self) -> T:
+        """Return the cached value, or fetch it now."""
+        if self._kept is None or time.monotonic() - self._kept[0] > FRESH_S:
+            self._kept = None
+            value = self._get()
+            self._kept = time.monotonic(), value
+        return self._kept[1]
+
+
 def unknown_form(command: str, text: str) -> BatchError:
     """Return the error for a whole answer in an unknown form; `command` as an administrator types it."""
+    words = " ".join(text[:1000].split())
+    excerpt = words if len(words) <= _SHOWN else words[:_SHOWN] + "..."
     return BatchError(
-        f"{command}: prints what this version of Colmet does not know: {_excerpt(text)!r}; "
+        f"{command}: prints what this version of Colmet does not know: {excerpt!r}; "
         "run it by hand, and report it with the version of the batch system if it looks right"
     )
-
-
-def _excerpt(text: str) -> str:
-    words = " ".join(text[:1000].split())
-    return words if len(words) <= _SHOWN else words[:_SHOWN] + "..."
 
 
 def json_values(text: str, command: str) -> list[object]:
     """Return the JSON values of an answer: none, one, or several after one another; BatchError if not JSON."""
     values: list[object] = []
-    at = 0
+    end = 0
     try:
-        while True:
-            while at < len(text) and text[at].isspace():
-                at += 1
-            if at == len(text):
-                return values
-            value, at = _DECODER.raw_decode(text, at)
+        while begin := _VALUE.search(text, end):
+            value, end = _DECODER.raw_decode(text, begin.start())
             values.append(value)
+        return values
     except (ValueError, RecursionError) as err:
         fault = err.pos if isinstance(err, json.JSONDecodeError) else 0
         raise unknown_form(command, text[max(0, fault - _SHOWN // 2) :]) from err
@@ -139,16 +147,7 @@ def _nothing(_: str) -> None:
 _DECODER = json.JSONDecoder(strict=False, parse_int=_integer, parse_constant=_nothing)
 
 
-def whole(value: object) -> int | None:
-    """Return a number read from JSON if it is whole and not negative; None otherwise."""
-    if isinstance(value, float) and value.is_integer() and value < 10**_MAX_DIGITS:
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def name(value: object) -> str | None:
-    """Return a name read from JSON or from a word; None if it cannot be one."""
-    return value if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable() else None
+# -- fields, read from untrusted input --
 
 
 def must(value: T | None, what: str) -> T:
@@ -158,52 +157,30 @@ def must(value: T | None, what: str) -> T:
     return value
 
 
-def parse_each(parts: Iterable[Part], parse: Callable[[Part], T], system: str, command: str) -> tuple[list[T], int]:
-    """Return the parsed parts of an answer, and the number of those skipped because of an unknown form.
-
-    Args:
-        parts: such as jobs.
-        parse: returns a part's value, or raises FormError.
-        system: name of the batch system, for the log.
-        command: as an administrator types it.
-
-    Raises:
-        BatchError: no part is in a known form; the text shows the first one, and names its faulty field.
-    """
-    found: list[T] = []
-    first: BatchError | None = None
-    left_out = 0
-    for part in parts:
-        try:
-            found.append(parse(part))
-        except FormError as err:
-            first = first or unknown_form(command, f"{err} of {_text(part)}")
-            left_out += 1
-    if first is not None and not found:
-        raise first
-    if first is not None:
-        before, _unread[system] = _unread[system], _unread[system] + left_out
-        if len(str(before)) < len(str(_unread[system])) or not before:  # at the first, the tenth, ...
-            log.warning("some jobs are skipped: system=%s jobs=%d: %s", system, _unread[system], first)
-    return found, left_out
+def name(value: object) -> str | None:
+    """Return a name read from JSON or from a word; None if it cannot be one."""
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable() else None
 
 
-def _text(part: object) -> str:
-    """Return a job as text: the fields of a line, or JSON."""
-    if isinstance(part, (list, tuple)) and all(isinstance(word, str) for word in part):
-        return "|".join(part)
-    if isinstance(part, Element):
-        return " ".join(part.itertext())
-    return part if isinstance(part, str) else repr(part)
-
-
-def task_range(text: str) -> range | None:
-    """Return the tasks of a part of an array's list, such as "7", "4-5" or "10-20:2"; None if invalid."""
-    found = _RANGE.fullmatch(text)
-    if found is None:
+def text(value: object, most: int = MAX_TEXT) -> str | None:
+    """Return a text with unprintable characters replaced, cut to `most`; None for an empty one or no text."""
+    if not isinstance(value, str) or not value.strip():
         return None
-    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-    return range(first, last + 1, step) if last >= first and step else None
+    return "".join([letter if letter.isprintable() else "\ufffd" for letter in value.strip()[:most]])
+
+
+def count(value: object) -> int | None:
+    """Return a whole number from digits or a number, 0 or more; None for all else."""
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) <= 16 else None
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None
+
+
+def whole_below(value: float | None) -> int | None:
+    """Return a computed number as a whole one; None if it is too large for the archive, or unknown."""
+    return None if value is None or not 0 <= value <= _LARGEST else int(value)
 
 
 def total(values: Sequence[int | None]) -> int | None:
@@ -212,17 +189,66 @@ def total(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-class Cached(Generic[T]):
-    """A value cached for `FRESH_S`: queues and jobs then come from one answer."""
+def moment_or_none(value: object, field: str, absent: Collection[object] = ()) -> int | None:
+    """Return seconds since 1970; None only for 0, nothing, or a word of `absent`; FormError for another form."""
+    if value is None or value in ("", "0", 0) or value in absent:
+        return None
+    seconds = count(value)
+    return must(seconds if seconds and seconds < 1 << 40 else None, field)
 
-    def __init__(self, get: Callable[[], T]) -> None:
-        self._get = get
-        self._kept: tuple[float, T] | None = None
 
-    def __call__(self) -> T:
-        """Return the cached value, or fetch it now."""
-        if self._kept is None or time.monotonic() - self._kept[0] > FRESH_S:
-            self._kept = None
-            value = self._get()
-            self._kept = time.monotonic(), value
-        return self._kept[1]
+def exit_of(status: int | None) -> tuple[int | None, int | None]:
+    """Return the exit code and the signal of a wait status, as of wait(2); None for the one that it has not."""
+    if status is None or not 0 <= status <= 0xFFFF:
+        return None, None
+    signal = status & 0x7F
+    if signal:
+        return None, signal if signal <= MAX_SIGNAL else None
+    return status >> 8, None
+
+
+def task_range(text: str) -> range | None:
+    """Return the tasks of a part of an array's list, such as "7", "4-5" or "10-20:2"; None if invalid."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+    return range(first, last + 1, step) if last >= first and step else None
+
+
+def hosts_text(hosts: Iterable[object]) -> str | None:
+    """Return the text of the column `batch_hosts`, each host once and in order; None without hosts."""
+    names = [host for host in dict.fromkeys(hosts) if name(host) is not None and "," not in str(host)]
+    return ",".join(sorted(map(str, names[:MAX_HOSTS]))) or None
+
+
+def expand_hosts(expression: str) -> list[str]:
+    """Return the hosts of an expression such as `n[01-03,7],login`, `r[1-2]n[1-4]`; FormError for others."""
+    if not _HOST_LIST.fullmatch(expression):
+        raise FormError("hosts")
+    hosts: list[str] = []
+    for part in _HOSTS.findall(expression):
+        hosts += _expand_brackets(part)
+        if len(hosts) > MAX_HOSTS:
+            raise FormError("too many hosts")
+    return hosts
+
+
+def _expand_brackets(part: str) -> list[str]:
+    hosts = [""]
+    for place, piece in enumerate(_BRACKETS.split(part)):  # texts, and between two of them what was in brackets
+        choices = [number for word in piece.split(",") for number in _expand_range(word)] if place % 2 else [piece]
+        if len(hosts) * len(choices) > MAX_HOSTS or len(hosts[0]) > MAX_TEXT:
+            raise FormError("hosts")
+        hosts = [before + choice for before in hosts for choice in choices]
+    return hosts
+
+
+def _expand_range(word: str) -> list[str]:
+    first, dash, last = word.partition("-")
+    if not all(number.isascii() and number.isdigit() and len(number) <= 9 for number in (first, last if dash else "0")):
+        raise FormError("hosts")
+    end = int(last) if dash else int(first)
+    if not 0 <= end - int(first) < MAX_HOSTS:
+        raise FormError("hosts")
+    return [str(number).zfill(len(first)) for number in range(int(first), end + 1)]

@@ -9,22 +9,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from colmet.batch.answers import (
     DEADLINE_S,
     AskError,
+    BatchError,
     Cached,
     ask,
+    count,
     json_values,
     must,
     name,
-    parse_each,
     total,
     unknown_form,
-    whole,
 )
-from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
+from colmet.batch.systems import BatchJob, BatchSystem, Queue
 
 log = logging.getLogger(__name__)
 
@@ -44,111 +44,78 @@ _LONG_S = 10**12
 _UNDEFINED = ("undefined", "error")  # printed by -autoformat for an attribute without a value
 
 
-class QueueName(NamedTuple):
-    """A queue, as the client names it."""
-
-    name: str  # name of the queue in reports
-    constraint: str = ""  # a ClassAd expression satisfied by its jobs; "": all jobs
-
-
-# -- pure --
-
-
-def classads(text: str, command: str) -> list[dict[str, object]]:
-    """Return the ClassAds of a command's output with -json.
+def classads(answer: str, command: str) -> list[dict[str, object]]:
+    """Return the ClassAds of a command's output with -json; raise BatchError for another form.
 
     Older versions print a list for each schedd, one after another; and nothing at all without jobs.
-
-    Raises:
-        BatchError: another form.
     """
-    found: list[dict[str, object]] = []
-    for value in json_values(text, command):
-        ads = value if isinstance(value, list) else [value]
-        for ad in ads:
+    ads: list[dict[str, object]] = []
+    for value in json_values(answer, command):
+        for ad in value if isinstance(value, list) else [value]:
             if not isinstance(ad, dict):
-                raise unknown_form(command, text)
-            found.append(ad)
-    return found
+                raise unknown_form(command, answer)
+            ads.append(ad)
+    return ads
 
 
-def totals(text: str, command: str) -> tuple[int, int, int]:
+def totals(answer: str, command: str) -> tuple[int, int, int]:
     """Return idle, running and held jobs, over all schedds that answered; raise BatchError for another form."""
-    counts = [[whole(ad.get(key)) for key in ("Idle", "Running", "Held")] for ad in classads(text, command)]
-    if not counts or any(count is None for of in counts for count in of):
-        raise unknown_form(command, text)
-    idle, running, held = (sum(count or 0 for count in of) for of in zip(*counts))
+    ads = classads(answer, command)
+    idle, running, held = (total([count(ad.get(key)) for ad in ads]) for key in ("Idle", "Running", "Held"))
+    if not ads or idle is None or running is None or held is None:
+        raise unknown_form(command, answer)
     return idle, running, held
 
 
-def given(text: str, command: str) -> tuple[int | None, int | None]:
-    """Return cores, and memory in MiB, of running jobs; None if no job reports them.
+def given(answer: str, command: str) -> tuple[int | None, int | None]:
+    """Return cores, and memory in MiB, of running jobs; None if no job reports them; BatchError for another form.
 
     A job run by the schedd itself, such as DAGMan, has no allocation, and lacks these attributes.
-
-    Raises:
-        BatchError: another form.
     """
-    if text.lstrip().startswith(("[", "{")):
-        pairs = [(ad.get("CpusProvisioned"), ad.get("MemoryProvisioned")) for ad in classads(text, command)]
+    pairs: list[Sequence[object]]
+    if answer.lstrip().startswith(("[", "{")):
+        pairs = [(ad.get("CpusProvisioned"), ad.get("MemoryProvisioned")) for ad in classads(answer, command)]
     else:  # some versions ignore -json with -autoformat
-        pairs = [_pair(line, command, text) for line in text.split("\n") if line.strip()]
-    cores, memory_mb = ([whole(pair[n]) for pair in pairs if pair[n] is not None] for n in (0, 1))
+        lines = [line.split() for line in answer.split("\n") if line.strip()]
+        if not all(
+            len(words) == 2 and all(word in _UNDEFINED or word.isdecimal() for word in words) for words in lines
+        ):
+            raise unknown_form(command, answer)
+        pairs = [[None if word in _UNDEFINED else word for word in words] for words in lines]
+    cores, memory_mb = ([count(pair[n]) for pair in pairs if pair[n] is not None] for n in (0, 1))
     return total(cores or [None] * len(pairs)), total(memory_mb or [None] * len(pairs))
-
-
-def _pair(line: str, command: str, text: str) -> tuple[object, object]:
-    words = line.split()
-    if len(words) != 2 or not all(word in _UNDEFINED or word.isdecimal() for word in words):
-        raise unknown_form(command, text)
-    cores, memory_mb = (None if word in _UNDEFINED else int(word[:18]) for word in words)
-    return cores, memory_mb
 
 
 def condor_job(ad: dict[str, object], now: float) -> BatchJob:
     """Return the job of a ClassAd; raise FormError with the missing field. `now` is in seconds since 1970."""
-    code = must(whole(ad.get("JobStatus")), "JobStatus")
+    code = must(count(ad.get("JobStatus")), "JobStatus")
     # the time of earlier runs; HTCondor adds that of this run at its end
     before = ad.get("RemoteWallClockTime")
     runtime_s = int(before) if isinstance(before, (int, float)) and 0 <= before < _LONG_S else 0
-    start = whole(ad.get("JobCurrentStartDate"))
+    start = count(ad.get("JobCurrentStartDate"))
     if code in _RUNS and start:
         runtime_s += max(0, int(now) - start)
     return BatchJob(
-        id=f"{must(whole(ad.get('ClusterId')), 'ClusterId')}.{must(whole(ad.get('ProcId')), 'ProcId')}",
+        id=f"{must(count(ad.get('ClusterId')), 'ClusterId')}.{must(count(ad.get('ProcId')), 'ProcId')}",
         user=must(name(ad.get("Owner")), "Owner"),
         state=STATES[code] if code < len(STATES) else "unknown",
         runtime_s=runtime_s,
     )
 
 
-def condor_jobs(text: str, command: str, now: float) -> tuple[list[BatchJob], int]:
-    """Return the printed jobs, and the number skipped because of an unknown form; raise BatchError if that is all."""
-    return parse_each(classads(text, command), lambda ad: condor_job(ad, now), "condor", command)
-
-
-def quoted(text: str) -> str:
-    """Return a text quoted for ClassAd expressions."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-# -- asked --
-
-
 class HTCondor(BatchSystem):
     """HTCondor, queried with its own commands.
 
     Args:
-        queues: names and constraints of the queues for `queues`; none by default.
+        queues: names of the queues for `queues`, each with a ClassAd expression satisfied by its jobs; "": all jobs.
     """
 
     name: ClassVar[str] = "condor"
 
     def __init__(self, queues: Iterable[tuple[str, str]] = ()) -> None:
-        self._queues = [QueueName(*queue) for queue in queues]
-        self._owners = [f"Owner =!= {quoted(owner)}" for owner in EXCLUDED]
-        self._jobs = Cached(self._ask)
+        self._queues = list(queues)
+        self._owners = [f'Owner =!= "{owner}"' for owner in EXCLUDED]
+        self._jobs = Cached(lambda: self._read([*JOBS, "-constraint", " && ".join(self._owners)], DEADLINE_S))
 
     def queues(self) -> Sequence[Queue]:
         """Return the named queues without the unavailable ones; if all are unavailable, raise the first error.
@@ -157,15 +124,15 @@ class HTCondor(BatchSystem):
         """
         found: list[Queue] = []
         errors: list[BatchError] = []
-        for queue in self._queues:
+        for queue, constraint in self._queues:
             try:
                 if errors and isinstance(errors[-1], AskError) and errors[-1].why == "late":
                     raise errors[-1]
-                found.append(self._queue(queue))
+                found.append(self._queue(queue, constraint))
             except BatchError as err:
                 errors.append(err)
-                self.left_out += 1
-                log.warning("queue is skipped system=condor queue=%s error=%s", queue.name, err)
+                self.skipped += 1
+                log.warning("queue is skipped system=condor queue=%s error=%s", queue, err)
         if errors and not found:
             raise errors[0]
         return found
@@ -176,26 +143,22 @@ class HTCondor(BatchSystem):
 
     def ended(self, within_s: int) -> Sequence[BatchJob]:
         """Return completed jobs, without removed ones."""
-        now = time.time()
-        conditions = [f"JobStatus == {_FINISHED}", f"JobFinishedHookDone >= {int(now) - within_s}", *self._owners]
-        return self._counted([*HISTORY, "-constraint", " && ".join(conditions)], HISTORY_DEADLINE_S, now)
+        since = int(time.time()) - within_s
+        conditions = [f"JobStatus == {_FINISHED}", f"JobFinishedHookDone >= {since}", *self._owners]
+        return self._read([*HISTORY, "-constraint", " && ".join(conditions)], HISTORY_DEADLINE_S)
 
-    def _ask(self) -> list[BatchJob]:
-        return self._counted([*JOBS, "-constraint", " && ".join(self._owners)], DEADLINE_S, time.time())
+    def _read(self, command: list[str], deadline_s: float) -> list[BatchJob]:
+        shown, now = " ".join(command), time.time()
+        return self.parse(classads(ask(command, "HTCondor", deadline_s), shown), lambda ad: condor_job(ad, now), shown)
 
-    def _counted(self, command: list[str], deadline_s: float, now: float) -> list[BatchJob]:
-        jobs, left_out = condor_jobs(ask(command, "HTCondor", deadline_s), " ".join(command), now)
-        self.leave_out(left_out)
-        return jobs
-
-    def _queue(self, queue: QueueName) -> Queue:
-        constraint = ["-constraint", queue.constraint] if queue.constraint else []
-        command = [*TOTALS, *constraint]
+    def _queue(self, queue: str, constraint: str) -> Queue:
+        restriction = ["-constraint", constraint] if constraint else []
+        command = [*TOTALS, *restriction]
         idle, running, held = totals(ask(command, "HTCondor"), " ".join(command))
-        command = [*GIVEN, *constraint]
+        command = [*GIVEN, *restriction]
         cores = memory_mb = None
         try:
             cores, memory_mb = given(ask(command, "HTCondor"), " ".join(command))
         except BatchError as err:
-            log.warning("cores and memory of a queue are not known system=condor queue=%s error=%s", queue.name, err)
-        return Queue(queue.name, idle, running, held, cores, memory_mb)
+            log.warning("cores and memory of a queue are not known system=condor queue=%s error=%s", queue, err)
+        return Queue(queue, idle, running, held, cores, memory_mb)

@@ -1,6 +1,8 @@
-"""Grid Engine: queues and jobs for `BatchSystem`, and the memory of its jobs.
+"""Grid Engine: queues, jobs and records, from `qstat` and, of ended jobs, from its file `accounting`.
 
-Checked with Son of Grid Engine 8.1.9; the formats have been the same since 6.2.
+Checked with Son of Grid Engine 8.1.9; the formats have been the same since 6.2. Grid Engine appends a line for each
+ended task to SGE_ROOT/SGE_CELL/common/accounting. Only new lines are read; times in milliseconds, as Univa's, are read
+too. All tasks of an array have one number. The accounts do not distinguish qdel from any other SIGKILL.
 """
 
 from __future__ import annotations
@@ -10,43 +12,99 @@ import logging
 import os
 import re
 import stat
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, ClassVar, NamedTuple
+from xml.etree.ElementTree import Element
 
 from colmet.batch import answers
-from colmet.batch.gridengine_memory import COMMANDS, QmemData, parse_memory, read_memory
-from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, check_encoding, child_text, read_elements
-from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
-from colmet.batch.qmem import Hosts, Owners
-from colmet.common.errors import CommandFailed, ConfigError
+from colmet.batch.answers import (
+    LONG_TEXT,
+    AskError,
+    BatchError,
+    FormError,
+    count,
+    hosts_text,
+    moment_or_none,
+    must,
+    name,
+    text,
+    whole_below,
+)
+from colmet.batch.gridengine_memory import parse_memory, parse_number
+from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, child_text, read_elements
+from colmet.batch.systems import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    NODE_FAILED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    TIMEOUT,
+    BatchJob,
+    BatchSystem,
+    JobRecord,
+    Queue,
+    RecordSource,
+)
+from colmet.common.errors import CommandFailed
 from colmet.common.host.command import Command
 
 log = logging.getLogger(__name__)
 
+SYSTEM = "gridengine"
 ENCODING = "utf-8"
 DEADLINE_S = 30.0  # of a command; the commands' own is a minute or more
-PERIOD_S = 10.0
-KEPT_PERIODS = 10  # periods for which the last good answer is used
-FILE_AGE_S = 900.0  # older files are refused: their writer has stopped
-FILES = ("qhost_qmem.xml", "qstat_qmem.xml")
-MAX_FILE = 1 << 30  # bytes read of a file, kept or not; a command has its deadline
 NO_QUEUE = "unassigned"  # waiting jobs have no queue in Grid Engine, unless they requested one
+QUEUES = ["qstat", "-g", "c", "-xml"]
+JOBS = ["qstat", "-r", "-u", "*", "-xml"]  # of all users, with their requests
+RUNNING_JOBS = ["qstat", "-s", "rs", "-u", "*", "-r", "-xml"]
 _MIB = 1 << 20
-_NUMBER = re.compile("[0-9]{1,10}")
+_DIGITS = re.compile("[0-9]{1,10}")
+MOST_BYTES = 8 << 20  # of the file in one answer; the rest is in the next one
+LATE_S = 3600  # the first reading begins with jobs that ended earlier by this, as lines are only roughly in order
+ACCOUNTED_SHARE = 0.9  # of the CPU time for which a job is killed (h_cpu), the accounts may lack the last part
+
+# Fields of a line, from the left, and from the right: a request among the fields of the middle may have colons.
+_QUEUE, _HOST, _OWNER, _NAME, _NUMBER, _SUBMITTED, _STARTED, _ENDED = 0, 1, 3, 4, 5, 8, 9, 10
+_FAILED, _EXIT, _WALL, _PROJECT, _SLOTS, _TASK, _CPU, _CATEGORY = 11, 12, 13, 31, 34, 35, 36, 39
+_PE_TASK, _MAXVMEM, _BEHIND = -4, -3, -5
+_FIELDS = 45
+
+# Of the field `failed` (accounting(5)). Up to 11 and those here, the task could not be started, or its host was lost.
+_NOT_STARTED = {*range(1, 12), 19, 21}
+_RESCHEDULED = {24, 25}
+_LIMIT, _AFTER = 37, 100
+FAILURES: Mapping[int, str] = {
+    8: "prolog",
+    10: "start of the parallel environment",
+    15: "epilog",
+    19: "host lost before the exit status was known",
+    21: "host lost",
+    24: "migrated",
+    25: "rescheduled",
+    26: "input or output file",
+    27: "no such shell",
+    28: "no such working directory",
+    30: "the job requested to be held in error",
+    _LIMIT: "limit enforced by the master",
+    _AFTER: "ended by a signal",
+}
+_KILLS = (9, 15)
+_REQUESTS = re.compile(r"(?:^| )-l (\S+)")
+_CLOCK = re.compile(r"(?:([0-9]{0,6}):)?(?:([0-9]{0,6}):)?([0-9]{1,9})(?:\.[0-9]{0,9})?")
 
 
-def _command(argv: Sequence[str]) -> Command:
+def make_command(argv: Sequence[str]) -> Command:
+    """Return a command of Grid Engine; its output passes `Sieve`."""
     return Command(argv, DEADLINE_S, max_answer=MAX_BYTES, sift=lambda: Sieve().keep)
 
 
-def _run(command: Command) -> bytes:
+def run_command(command: Command) -> bytes:
     """Return the output of a command, filtered by `Sieve`.
 
     Raises:
-        BatchError: it is missing, fails, prints more than `MAX_BYTES`, or reaches its timeout.
+        AskError: it is missing, fails, prints more than `MAX_BYTES`, or reaches its timeout.
     """
     try:
         return answers.run(command)
@@ -55,30 +113,7 @@ def _run(command: Command) -> bytes:
             "absent": "; PATH, SGE_ROOT and SGE_CELL have to be as Grid Engine's settings.sh sets them",
             "status": "; is the master up?",
         }
-        raise BatchError(f"{err}{advice.get(err.why, '')}") from err
-
-
-class GridEngine(BatchSystem):
-    """The cell of SGE_ROOT and SGE_CELL, queried with `qstat`."""
-
-    name = "gridengine"
-
-    def __init__(self) -> None:
-        self._names = _command(["qstat", "-g", "c", "-xml"])
-        # -r: with the requests; the user "*" is all users
-        self._lines = _command(["qstat", "-r", "-u", "*", "-xml"])
-
-    def queues(self) -> Sequence[Queue]:
-        """Return every cluster queue, and `NO_QUEUE`, as `count_queues` counts them."""
-        return count_queues(parse_queue_names(_run(self._names)), self._tasks())
-
-    def jobs(self) -> Sequence[BatchJob]:
-        """Return a job for each line of `qstat`; waiting tasks of an array are one job, such as "17.4-9:1"."""
-        now = time.time()
-        return [task.job(now) for task in self._tasks()]
-
-    def _tasks(self) -> list[Task]:
-        return parse_tasks(_run(self._lines))
+        raise AskError(f"{err}{advice.get(err.why, '')}", err.why) from err
 
 
 class Task(NamedTuple):
@@ -87,12 +122,15 @@ class Task(NamedTuple):
     number: str  # of the job
     tasks: str  # of the array, as printed: "3", "4-9:1" or "1-3:1,7"; "" for a job without tasks
     user: str  # its owner
+    name: str | None  # of the job
     letters: str  # of its state, as printed: r, t, qw, hqw, Eqw, dr, S, ...
     started: float | None  # seconds since 1970; None while it waits
     queue: str  # its cluster queue, from the master task; "" while it waits
+    host: str  # of the master task; "" while it waits
     asked: frozenset[str]  # requested cluster queues; "" among them for patterns
     slots: int  # all slots granted or, while it waits, requested
-    h_vmem: float | None  # requested bytes for each slot; None without a request
+    requests: Mapping[str, str]  # for each slot, by name
+    dependency: str | None  # jobs that it waited for
 
     def state(self) -> str:
         """Return a state of `BatchJob`.
@@ -100,20 +138,8 @@ class Task(NamedTuple):
         A job with an error (E) waits for its clearing, a suspended one (s, S, T, N) for its resumption: both are held.
         One being deleted (d) is removed, even if its host does not answer.
         """
-        letters = set(self.letters)
-        if "d" in letters:
-            return "removed"
-        if letters & set("EsSTN"):
-            return "held"
-        if letters & set("rt"):
-            return "running"
-        if "h" in letters:
-            return "held"
-        return "idle" if "w" in letters else "unknown"
-
-    def has_slots(self) -> bool:
-        """Return whether it has been given its slots, whatever its state there."""
-        return bool(self.queue)
+        order = (("removed", "d"), ("held", "EsSTN"), ("running", "rt"), ("held", "h"), ("idle", "w"))
+        return next((state for state, letters in order if set(letters) & set(self.letters)), "unknown")
 
     def size(self) -> int:
         """Return the number of tasks."""
@@ -122,45 +148,38 @@ class Task(NamedTuple):
 
     def job(self, now: float) -> BatchJob:
         """Return it as a job; `now` in seconds since 1970."""
-        runtime_s = int(max(now - self.started, 0)) if self.started is not None and self.has_slots() else 0
+        runtime_s = int(max(now - self.started, 0)) if self.started is not None and self.queue else 0
         number = f"{self.number}.{self.tasks}" if self.tasks else self.number
         return BatchJob(number, self.user, self.state(), runtime_s, self.queue or None)
 
 
-def parse_queue_names(data: bytes) -> list[str]:
-    """Return the names of the cluster queues, from `qstat -g c -xml`; raise BatchError for other output."""
-    path = ("job_info", "cluster_queue_summary")
-    names = [child_text(element, "name") for element in read_elements(data, ENCODING, "qstat -g c -xml", path)]
-    return [name for name in names if name]
+def read_jobs(data: bytes, command: Sequence[str], encoding: str = ENCODING) -> Iterable[Element]:
+    """Yield the lines of a `qstat` with -r and -xml; raise BatchError for other output."""
+    return read_elements(data, encoding, " ".join(command), ("job_info", "*", "job_list"))
 
 
-def parse_tasks(data: bytes, encoding: str = ENCODING) -> list[Task]:
-    """Return every line of `qstat -r -u '*' -xml`; raise BatchError for other output."""
-    command = "qstat -r -u '*' -xml"
-    tasks = []
-    for element in read_elements(data, encoding, command, ("job_info", "*", "job_list")):
-        number, slots, letters = (child_text(element, tag) for tag in ("JB_job_number", "slots", "state"))
-        if not (_NUMBER.fullmatch(number) and _NUMBER.fullmatch(slots) and letters):
-            raise BatchError(f"{command}: a <job_list> without number, slots or state; what version is it?")
-        h_vmem = None
-        for request in element.iterfind("hard_request"):
-            if request.get("name") == "h_vmem":
-                h_vmem = parse_memory((request.text or "").strip())
-        asked = frozenset(_asked_queue(queue.text or "") for queue in element.iterfind("hard_req_queue"))
-        tasks.append(
-            Task(
-                number=number,
-                tasks=child_text(element, "tasks"),
-                user=child_text(element, "JB_owner"),
-                letters=letters,
-                started=parse_time(child_text(element, "JAT_start_time")),
-                queue=child_text(element, "queue_name").partition("@")[0],
-                asked=asked,
-                slots=int(slots),
-                h_vmem=h_vmem,
-            )
-        )
-    return tasks
+def read_task(element: Element) -> Task:
+    """Return a line of `qstat`; raise FormError with the faulty field."""
+    number, slots, letters = (child_text(element, tag) for tag in ("JB_job_number", "slots", "state"))
+    if not (_DIGITS.fullmatch(number) and _DIGITS.fullmatch(slots) and letters):
+        raise FormError("JB_job_number, slots or state")
+    queue, _, host = child_text(element, "queue_name").partition("@")
+    start = child_text(element, "JAT_start_time")
+    others = [other.text or "" for other in element.iterfind("predecessor_jobs_req")]
+    return Task(
+        number=number,
+        tasks=child_text(element, "tasks"),
+        user=must(name(child_text(element, "JB_owner")), "JB_owner"),
+        name=text(child_text(element, "full_job_name")) or text(child_text(element, "JB_name")),
+        letters=letters,
+        started=must(parse_time(start), "JAT_start_time") if start else None,
+        queue=queue,
+        host=host,
+        asked=frozenset(_asked_queue(asked.text or "") for asked in element.iterfind("hard_req_queue")),
+        slots=int(slots),
+        requests={asked.get("name", ""): (asked.text or "").strip() for asked in element.iterfind("hard_request")},
+        dependency=text(",".join(others), LONG_TEXT),
+    )
 
 
 def _asked_queue(text: str) -> str:
@@ -197,101 +216,131 @@ def _queue(name: str, tasks: Sequence[Task]) -> Queue:
     memory: float | None = 0.0
     for task in tasks:
         state = task.state()
-        if state == "removed" and task.has_slots():
+        if state == "removed" and task.queue:
             state = "running"  # until its slots are free
         if state in counts:
             counts[state] += task.size()
-        if task.has_slots():
+        if task.queue:  # it has been given its slots, whatever its state there
             cores += task.slots
-            memory = None if memory is None or task.h_vmem is None else memory + task.slots * task.h_vmem
+            h_vmem = parse_memory(task.requests.get("h_vmem", ""))
+            memory = None if memory is None or h_vmem is None else memory + task.slots * h_vmem
     return Queue(name, **counts, cores=cores, memory_mb=None if memory is None else int(memory / _MIB))
 
 
-class MemorySource(ABC):
-    """Source of the two outputs.
+def account(line: str) -> JobRecord | None:
+    """Return the record of a line of the accounts; None for a part of a parallel job, or a task that did not start.
 
-    Attributes:
-        names: of the two, for errors.
+    Raises:
+        FormError: another form.
     """
-
-    names: tuple[str, str] = COMMANDS
-
-    @abstractmethod
-    def read(self) -> tuple[bytes, bytes] | None:
-        """Return the output of `qhost -j -xml` and `qstat -j '*' -xml`; None if unchanged.
-
-        Raises:
-            BatchError: they are not available.
-        """
-
-    def read_granted(self) -> bytes | None:
-        """Return the output of `qstat -s r -u '*' -xml`, or raise BatchError; None if not available."""
+    words = line.split(":")
+    if len(words) < _FIELDS:
+        raise FormError("fields")
+    number, started = must(count(words[_NUMBER]), "job_number"), _moment(words[_STARTED], "start_time")
+    if words[_PE_TASK] != "NONE" or started is None:
         return None
+    task = count(words[_TASK]) or None
+    slots = count(words[_SLOTS]) or 1
+    lists = _REQUESTS.findall(":".join(words[_CATEGORY:_BEHIND])[:4096])
+    asked = {key: value for key, _, value in [one.partition("=") for listed in lists for one in listed.split(",")]}
+    failed, status = must(count(words[_FAILED]), "failed"), must(count(words[_EXIT]), "exit_status")
+    ended = max(started, must(_moment(words[_ENDED], "end_time"), "end_time"))
+    memory = _memory(asked, slots)
+    signal = status - 128 if failed in (_LIMIT, _AFTER) and 128 < status < 193 else None
+    peak, cpu_s = (parse_number(words[place][:40]) or 0.0 for place in (_MAXVMEM, _CPU))
+    is_out = memory is not None and peak >= memory
+    used_s = {"h_rt": ended - started, "h_cpu": cpu_s / ACCOUNTED_SHARE}
+    used_s.update(s_rt=used_s["h_rt"], s_cpu=used_s["h_cpu"])
+    limits = {key: _seconds(asked.get(key)) for key in used_s}
+    is_over = any(limit is not None and used_s[key] >= limit for key, limit in limits.items())
+    return JobRecord(
+        job=number,
+        system=SYSTEM,
+        batch_id=str(number) if task is None else f"{number}.{task}",
+        state=_state(failed, status, signal, is_out, is_over),
+        started=started,
+        ended=ended,
+        owner=must(name(words[_OWNER]), "owner"),
+        name=text(words[_NAME]),
+        project=None if words[_PROJECT] == "NONE" else text(words[_PROJECT]),
+        queue=text(words[_QUEUE]),
+        submitted=_moment(words[_SUBMITTED], "submission_time"),
+        exit_code=status if signal is None else None,
+        exit_signal=signal,
+        reason=text(f"failed {failed}: {FAILURES.get(failed, 'see accounting(5)')}") if failed else None,
+        allocated_cores=slots,
+        requested_memory=memory,
+        requested_gpus=_gpus(asked),
+        requested_walltime_s=_seconds(asked.get("h_rt")),
+        array=None if task is None else str(number),
+        array_index=task,
+        batch_hosts=hosts_text([words[_HOST]]),
+    )
 
-    def forget(self) -> None:  # noqa: B027 - for sources that remember
-        """Discard the last, unusable outputs: the next `read` returns them even if unchanged."""
 
-    def cancel(self) -> None:  # noqa: B027 - for sources that block
-        """End a `read` in another thread soon, and every later one."""
-
-
-class CommandSource(MemorySource):
-    """The commands as source; on PATH, with SGE_ROOT and SGE_CELL in the environment."""
-
-    def __init__(self) -> None:
-        self._qhost = _command(["qhost", "-j", "-xml"])
-        self._qstat = _command(["qstat", "-j", "*", "-xml"])
-        self._running = _command(["qstat", "-s", "r", "-u", "*", "-xml"])
-
-    def read(self) -> tuple[bytes, bytes]:
-        """Return the current output of both."""
-        # The jobs' hosts first: a job that starts in between has its requests listed, and no host yet.
-        return _run(self._qhost), _run(self._qstat)
-
-    def read_granted(self) -> bytes:
-        """Return the current output."""
-        return _run(self._running)
-
-    def cancel(self) -> None:
-        """Kill the running command."""
-        for command in (self._qhost, self._qstat, self._running):
-            command.cancel()
+def _state(failed: int, status: int, signal: int | None, is_out: bool, is_over: bool) -> str:
+    if failed in (_LIMIT, _AFTER):
+        if is_out:
+            return OUT_OF_MEMORY
+        if failed == _LIMIT or is_over:
+            return TIMEOUT
+        return CANCELLED if signal in _KILLS else FAILED
+    if failed in _RESCHEDULED:
+        return CANCELLED
+    if failed in _NOT_STARTED:
+        return NODE_FAILED
+    return FAILED if failed or status else DONE
 
 
-class FileSource(MemorySource):
-    """Two files of a directory as source, written by another program under QmemTools' names."""
+def running_record(task: Task) -> JobRecord | None:
+    """Return the record of a line of `qstat`; None for one that does not run."""
+    if task.started is None or not task.queue:
+        return None
+    index = count(task.tasks)
+    return JobRecord(
+        job=int(task.number),
+        system=SYSTEM,
+        batch_id=task.number if index is None else f"{task.number}.{index}",
+        state=RUNNING,
+        started=int(task.started),
+        owner=task.user,
+        name=task.name,
+        queue=text(task.queue),
+        allocated_cores=task.slots,
+        requested_memory=_memory(task.requests, task.slots),
+        requested_gpus=_gpus(task.requests),
+        requested_walltime_s=_seconds(task.requests.get("h_rt")),
+        array=None if index is None else task.number,
+        array_index=index,
+        dependency=task.dependency,
+        batch_hosts=hosts_text([task.host]) if task.host else None,
+    )
 
-    def __init__(self, directory: str, clock: Callable[[], float] = time.time) -> None:
-        self.names = os.path.join(directory, FILES[0]), os.path.join(directory, FILES[1])
-        self._clock = clock
-        self._last: list[tuple[int, int, int]] = []
 
-    def read(self) -> tuple[bytes, bytes] | None:
-        """Return the content of both; None if neither has changed."""
-        with contextlib.ExitStack() as stack:
-            try:
-                files = [stack.enter_context(open(path, "rb", opener=open_plain)) for path in self.names]
-            except OSError as err:
-                raise BatchError(
-                    f"{err.filename}: {err.strerror}; write there what `qhost -j -xml` and `qstat -j '*' -xml` print"
-                ) from err
-            seen = [self._look(file) for file in files]
-            if seen == self._last:
-                return None
-            qhost, qstat = map(_read_file, files)
-        self._last = seen
-        return qhost, qstat
+def _memory(asked: Mapping[str, str], slots: int) -> int | None:
+    """Return bytes of h_vmem, which is for each slot."""
+    size = parse_memory(asked.get("h_vmem", ""))
+    return whole_below(size * slots) if size else None
 
-    def forget(self) -> None:
-        """Make the next `read` read them again."""
-        self._last = []
 
-    def _look(self, file: IO[bytes]) -> tuple[int, int, int]:
-        status = os.fstat(file.fileno())
-        age_s = self._clock() - status.st_mtime
-        if age_s > FILE_AGE_S:
-            raise BatchError(f"{file.name}: was written {age_s:.0f} s ago; see whether what writes it still runs")
-        return status.st_ino, status.st_size, status.st_mtime_ns
+def _gpus(asked: Mapping[str, str]) -> int | None:
+    return next((count(asked[key]) for key in ("gpu", "gpus", "ngpus") if key in asked), None)
+
+
+def _seconds(limit: str | None) -> int | None:
+    """Return seconds of a time_specifier (sge_types(1)), such as 600 or 1:0:0; None for INFINITY and others."""
+    match = _CLOCK.fullmatch(limit or "")
+    if match is None:
+        return None
+    seconds = 0
+    for part in match[0].partition(".")[0].split(":"):
+        seconds = 60 * seconds + int(part or 0)
+    return seconds
+
+
+def _moment(word: str, field: str) -> int | None:
+    found = count(word)
+    return moment_or_none(found // 1000 if found is not None and found > 10**11 else word, field)
 
 
 def open_plain(path: str, flags: int) -> int:
@@ -303,156 +352,146 @@ def open_plain(path: str, flags: int) -> int:
     raise BatchError(f"{path}: is no regular file")
 
 
-def _read_file(file: IO[bytes]) -> bytes:
-    """Return its content, filtered by `Sieve`."""
-    sieve = Sieve()
-    kept = bytearray()
-    for _ in range(MAX_FILE // _MIB):
-        part = file.read(_MIB)
-        if not part:
-            return bytes(kept)
-        kept += sieve.keep(part)
-        if len(kept) > MAX_BYTES:
-            raise BatchError(f"{file.name}: more than {MAX_BYTES >> 20} MiB, not counting jobs' environments; refused")
-    raise BatchError(f"{file.name}: {MAX_FILE >> 20} MiB or more; refused")
+class AccountsFile:
+    """The file, read from where the last reading ended; a rotated one is read to its end first."""
 
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+        self._rest = b""  # of a line that is being written
 
-class MemoryWatch:
-    """Cache of the data of `/qhost` and `/qstat`, refreshed by its own thread.
-
-    The last good answers are kept for `KEPT_PERIODS`, or four times as long as they took; older ones are not returned.
-    Reading the cache never blocks on a refresh.
-
-    Args:
-        source: of the answers.
-        period_s: seconds between two refreshes; at least as long as one lasts.
-        encoding: of the answers.
-        clock: monotonic seconds.
-
-    Attributes:
-        refreshes: number of successful ones.
-        failures: number of failed ones.
-        left_out: unusable jobs and tasks of the last good answers.
-        why: reason of the last refresh's failure; "" if it succeeded.
-
-    Raises:
-        ConfigError: unknown encoding.
-    """
-
-    def __init__(
-        self,
-        source: MemorySource,
-        period_s: float = PERIOD_S,
-        encoding: str = ENCODING,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def read(self, since: float) -> list[str]:
+        """Return new lines, at most `MOST_BYTES`; at first those from about this end time on; or raise BatchError."""
         try:
-            check_encoding(encoding)
-        except BatchError as err:
-            raise ConfigError(str(err)) from err
-        self.refreshes = self.failures = self.left_out = 0
-        self.why = ""
-        self._source = source
-        self._period_s = period_s
-        self._encoding = encoding
-        self._clock = clock
-        # valid until; replaced as a whole, so no lock is needed
-        self._last: tuple[float, QmemData] | None = None
-        self._is_logged = False  # the failure has been logged
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+            if self._file is None:
+                self._file = self._opened()
+                self._file.seek(_place_of(self._file, since - LATE_S))
+            data = self._more()
+        except (OSError, BatchError) as err:
+            self.close()
+            said = err.strerror if isinstance(err, OSError) else err
+            raise BatchError(
+                f"{self.path}: {said}; gridengine=PATH names the file `accounting` of the cell, which must be readable"
+            ) from err
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()[-(1 << 16) :]
+        return [line.decode(ENCODING, "replace") for line in lines if line and not line.startswith(b"#")]
 
-    def start(self) -> None:
-        """Start the thread of refreshes."""
-        self._thread = threading.Thread(target=self._watch, name="gridengine", daemon=True)
-        self._thread.start()
+    def _opened(self) -> IO[bytes]:
+        return open(self.path, "rb", opener=open_plain)
+
+    def _more(self) -> bytes:
+        assert self._file is not None
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # emptied by its rotation
+            self._file.seek(0)
+            self._rest = b""
+        data = self._file.read(MOST_BYTES)
+        if not data and self._is_replaced(self._file):
+            self.close()
+            self._file = self._opened()
+            data = self._file.read(MOST_BYTES)
+        return data
+
+    def _is_replaced(self, file: IO[bytes]) -> bool:
+        """Return whether the path has another file; after a rotation it has none until the next job ends."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return not os.path.samestat(there, os.fstat(file.fileno()))
 
     def close(self) -> None:
-        """End the thread, and the command in progress."""
-        self._stop.set()
-        self._source.cancel()
-        if self._thread is not None:
-            self._thread.join()
-
-    def hosts(self) -> Hosts:
-        """Return hosts with their jobs, read-only; empty without data."""
-        data = self._known()
-        return data.hosts if data else {}
-
-    def owners(self) -> Owners:
-        """Return owners with their jobs' requests and usage, read-only; empty without data."""
-        data = self._known()
-        return data.owners if data else {}
-
-    def warnings(self) -> list[str]:
-        """Return problems of the data, for administrators."""
-        said = [f"Grid Engine does not answer: {self.why}"] if self._is_logged else []
-        if self.left_out:
-            said.append(f"jobs and tasks of Grid Engine that could not be read: {self.left_out}")
-        return said
-
-    def refresh(self) -> bool:
-        """Query once, return whether it succeeded. For one thread only."""
-        began = self._clock()
-        try:
-            data = self._read()
-        except (BatchError, OSError) as err:
-            return self._fail(str(err), None)
-        except Exception as err:  # noqa: BLE001 - a defect: the next answer may be read all the same
-            return self._fail(f"a defect, report it: {type(err).__name__}: {err}", err)
-        if self._is_logged:
-            log.info("Grid Engine answers again failures=%d", self.failures)
-        self.why, self._is_logged = "", False
-        self.left_out = data.left_out
-        # a slow cell is queried seldom: its last answer is used until the next one
-        now = self._clock()
-        self._last = (began + max(KEPT_PERIODS * self._period_s, 4 * (now - began)), data)
-        self.refreshes += 1
-        return True
-
-    def _read(self) -> QmemData:
-        outputs = self._source.read()
-        if outputs is not None:
-            return read_memory(*outputs, self._encoding, self._granted, self._source.names)
-        if self._last is None:
-            raise BatchError("the files are the same as before, and could not be used")
-        return self._last[1]
-
-    def _fail(self, why: str, defect: Exception | None) -> bool:
-        self._source.forget()
-        if self._stop.is_set():
-            return False
-        self.failures += 1
-        # a single failure is no problem with an older answer: a file may have been read while it was written
-        if not self._is_logged and (self.why or self._last is None):
-            log.warning("Grid Engine does not answer why=%s", why, exc_info=defect)
-            self._is_logged = True
-        self.why = why
-        if self._known() is None:
-            self._last = None  # frees its memory
-        return False
-
-    def _granted(self) -> dict[tuple[str, str], int]:
-        answer = self._source.read_granted()
-        if answer is None:
-            return {}
-        return {(task.number, task.tasks): task.slots for task in parse_tasks(answer, self._encoding)}
-
-    def _known(self) -> QmemData | None:
-        last = self._last
-        return None if last is None or self._clock() > last[0] else last[1]
-
-    def _watch(self) -> None:
-        while not self._stop.is_set():
-            began = time.monotonic()
-            was_good = self.refresh()
-            self._stop.wait(pause_s(self._period_s, time.monotonic() - began, was_good))
+        """Close the file; idempotent."""
+        file, self._file, self._rest = self._file, None, b""
+        if file is not None:
+            file.close()
 
 
-def pause_s(period_s: float, took_s: float, was_good: bool) -> float:
-    """Return seconds from the end of a refresh to the next.
+def _place_of(file: IO[bytes], since: float) -> int:
+    """Return the place of the first line whose job ended then or later, where ends grow from line to line."""
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > 1 << 12:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline(1 << 16)
+        words = file.readline(1 << 16).decode(ENCODING, "replace").split(":")
+        ended = None
+        with contextlib.suppress(FormError):  # which is counted when it is read
+            ended = _moment(words[_ENDED], "end_time") if len(words) >= _FIELDS else None
+        low, high = (middle, high) if ended is not None and ended < since else (low, middle)
+    file.seek(low)
+    if low:
+        file.readline(1 << 16)
+    return file.tell()
 
-    A slow cell is queried half of the time at most. A silent one is retried within a period, so that its return is
-    noticed soon.
+
+class GridEngine(BatchSystem):
+    """Queues and jobs of the cell of SGE_ROOT and SGE_CELL, from `qstat`."""
+
+    name: ClassVar[str] = SYSTEM
+
+    def __init__(self) -> None:
+        self._queues, self._jobs = make_command(QUEUES), make_command(JOBS)
+
+    def queues(self) -> Sequence[Queue]:
+        """Return every cluster queue, and `NO_QUEUE`, as `count_queues` counts them."""
+        path = ("job_info", "cluster_queue_summary")
+        elements = read_elements(run_command(self._queues), ENCODING, " ".join(QUEUES), path)
+        return count_queues(list(filter(None, [child_text(element, "name") for element in elements])), self._tasks())
+
+    def jobs(self) -> Sequence[BatchJob]:
+        """Return a job for each line of `qstat`; waiting tasks of an array are one job, such as "17.4-9:1"."""
+        now = time.time()
+        return [task.job(now) for task in self._tasks()]
+
+    def _tasks(self) -> list[Task]:
+        return self.parse(read_jobs(run_command(self._jobs), JOBS), read_task, " ".join(JOBS))
+
+
+class GridEngineRecords(RecordSource):
+    """Records from qstat, of PATH, and the accounts.
+
+    Args:
+        path: of the accounts; "" for those of SGE_ROOT and SGE_CELL.
     """
-    return max(period_s - took_s, took_s if was_good else min(took_s, period_s))
+
+    name: ClassVar[str] = SYSTEM
+
+    def __init__(self, path: str = "") -> None:
+        super().__init__()
+        self._accounts = AccountsFile(path or accounts_path(os.environ))
+        self._since = 0.0
+        self._unsaved: list[JobRecord] = []
+
+    def running(self) -> Sequence[JobRecord]:
+        """Return the tasks that run now; none without qstat."""
+        try:
+            answer = run_command(make_command(RUNNING_JOBS))
+        except AskError as err:
+            if err.why != "absent":
+                raise
+            log.debug("running jobs are not known system=%s error=%s", SYSTEM, err)
+            return []
+        command = " ".join(RUNNING_JOBS)
+        elements = read_jobs(answer, RUNNING_JOBS)
+        return self.accept(self.parse(elements, lambda element: running_record(read_task(element)), command))
+
+    def ended(self, since: float, until: float) -> Sequence[JobRecord]:
+        """Return the tasks of new lines; those of the last answer again, unless the interval has moved on since."""
+        del until
+        if since > self._since:
+            self._unsaved, self._since = [], since
+        lines = self._accounts.read(since)
+        self._unsaved += self.accept(self.parse(lines, account, self._accounts.path))
+        return self._unsaved
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._accounts.close()
+
+
+def accounts_path(environment: Mapping[str, str]) -> str:
+    """Return the path of the accounts of SGE_ROOT and SGE_CELL."""
+    return os.path.join(
+        environment.get("SGE_ROOT", ""), environment.get("SGE_CELL") or "default", "common", "accounting"
+    )

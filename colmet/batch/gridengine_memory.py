@@ -1,8 +1,8 @@
 """Memory requested and used by Grid Engine's jobs on each host, from `qhost -j -xml` and `qstat -j '*' -xml`.
 
 Both are necessary: `qhost` lists the hosts of a job; `qstat -j` its requests and usage, without the host of the master
-task. The structure, of `colmet.batch.qmem`, is that of QmemTools. Where QmemTools miscounts, this module follows Grid
-Engine:
+task. The structure is that of QmemTools' server (`/qhost` and `/qstat`), also for the figures of nodes. Where QmemTools
+miscounts, this module follows Grid Engine:
 
 * A host has a line for each slot of a parallel job there. The host of the master task has one more line if the parallel
   environment has `job_is_first_task FALSE`: the master task then needs no slot (sge_pe(5)). The requested
@@ -24,11 +24,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 from xml.etree.ElementTree import Element
 
 from colmet.batch.gridengine_xml import child_text, read_elements
-from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owner, Owners, RequestedJob
 
 COMMANDS = ("qhost -j -xml", "qstat -j '*' -xml")
 _NUMBER = re.compile("[0-9]{1,10}")  # of a job or a task
@@ -42,6 +41,57 @@ _PER_JOB = "2"  # CE_consumable of a complex with consumable JOB
 _KEPT_OF_JOB = frozenset(
     ("JB_job_number", "JB_owner", "JB_uid", "JB_hard_resource_list", "JB_ja_tasks", "JB_pe", "JB_pe_range")
 )
+
+
+class JobOnHost(TypedDict):
+    """A job on a host."""
+
+    jobcount: int  # its slots there; 1 for each host of an array job's task
+    master: bool  # whether its master task is there
+    taskid: list[str]  # numbers of its array tasks there, as texts; empty for a job that is no array
+    owner: str  # name of the user
+    jobname: str  # its name
+
+
+class BatchHost(TypedDict):
+    """A host."""
+
+    num_proc: str  # its processors, as the batch system prints them; "-" if unknown
+    mem_total: str  # its memory, as the batch system prints it, such as "47.3G"; "-" if unknown
+    jobs: dict[str, JobOnHost]  # by number, as text
+
+
+class RequestedJob(TypedDict):
+    """Requested and peak memory of a job.
+
+    Attributes:
+        requested_h_vmem_strval: requested memory for each slot, such as "2G"; "" without a request.
+        requested_h_vmem_dblval: the same in bytes; 0.0 without a request.
+        hostname: host -> {"master": bytes as text, "slave": bytes as text}, or {task number: bytes as text} for an
+            array job: the peak usage there.
+    """
+
+    requested_h_vmem_strval: str
+    requested_h_vmem_dblval: float
+    hostname: dict[str, dict[str, str]]
+
+
+class Owner(TypedDict):
+    """A user with jobs."""
+
+    uid: str  # as text
+    jobs: dict[str, RequestedJob]  # by number, as text
+
+
+Hosts = dict[str, BatchHost]  # /qhost
+Owners = dict[str, Owner]  # /qstat
+
+
+def envelope(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer in the form of QmemTools' server: no success without data."""
+    if not data:
+        return {"success": False, "message": f"No data for {name}", "data": {}}
+    return {"success": True, "message": "", "data": dict(data)}
 
 
 class Lines(NamedTuple):
@@ -94,11 +144,11 @@ Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an arr
 def read_memory(
     qhost: bytes, qstat: bytes, encoding: str, granted: Granted | None = None, names: tuple[str, str] = COMMANDS
 ) -> QmemData:
-    """Return hosts and owners from the output of both commands.
+    """Return hosts and owners from the output of `qhost -j -xml` and `qstat -j '*' -xml`.
 
     Args:
-        qhost: output of `qhost -j -xml`.
-        qstat: output of `qstat -j '*' -xml`.
+        qhost: output of the first.
+        qstat: output of the second.
         encoding: of both.
         granted: returns the granted slots if these two leave them open; None without a source.
         names: of both, for errors.
@@ -143,22 +193,16 @@ def parse_qhost(data: bytes, encoding: str, source: str = COMMANDS[0]) -> tuple[
         host = PlacedHost(values.get("num_proc") or "-", values.get("mem_total") or "-", {}, {})
         host = hosts.setdefault(name, host)
         for line in element.iterfind("job"):
-            left_out += not _place(host, line)
+            job, values = line.get("name", ""), _values(line, "jobvalue")
+            task = values.get("taskid", "")
+            if not _NUMBER.fullmatch(job) or (task and not _NUMBER.fullmatch(task)):
+                left_out += 1
+                continue
+            host.names[job] = values.get("job_owner", ""), values.get("job_name", "")
+            lines = host.lines.setdefault(job, {})
+            total, master = lines.get(task, Lines(0, False))
+            lines[task] = Lines(total + 1, master or values.get("pe_master") == "MASTER")
     return hosts, left_out
-
-
-def _place(host: PlacedHost, line: Element) -> bool:
-    """Add a line of a job to the host; return False if it is not one."""
-    job = line.get("name", "")
-    values = _values(line, "jobvalue")
-    task = values.get("taskid", "")
-    if not _NUMBER.fullmatch(job) or (task and not _NUMBER.fullmatch(task)):
-        return False
-    host.names[job] = values.get("job_owner", ""), values.get("job_name", "")
-    lines = host.lines.setdefault(job, {})
-    total, master = lines.get(task, Lines(0, False))
-    lines[task] = Lines(total + 1, master or values.get("pe_master") == "MASTER")
-    return True
 
 
 def _values(element: Element, tag: str) -> dict[str, str]:
@@ -171,7 +215,7 @@ def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[
     left_out = 0
     path = ("detailed_job_info", "djob_info", "element")
     for element in read_elements(data, encoding, source, path, _KEPT_OF_JOB):
-        number, owner = child_text(element, "JB_job_number"), child_text(element, "JB_owner")
+        number, owner, uid, pe = (child_text(element, f"JB_{tag}") for tag in ("job_number", "owner", "uid", "pe"))
         if not _NUMBER.fullmatch(number) or not owner:
             left_out += 1
             continue
@@ -184,8 +228,7 @@ def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[
             else:
                 left_out += 1
         slots = _read_slots(element.find("JB_pe_range"))
-        pe = child_text(element, "JB_pe")
-        jobs[number] = RequestedMemory(owner, child_text(element, "JB_uid"), text, memory, per_job, pe, slots, tasks)
+        jobs[number] = RequestedMemory(owner, uid, text, memory, per_job, pe, slots, tasks)
     return jobs, left_out
 
 

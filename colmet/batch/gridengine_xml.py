@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from colmet.batch.model import BatchError
+from colmet.batch.answers import BatchError
 
 MAX_BYTES = 128 << 20  # of an answer, filtered by `Sieve`; a job in that of qstat -j has 3 to 15 KB
 MAX_DEPTH = 40  # of elements in one another; Grid Engine's own are 10 deep

@@ -134,8 +134,8 @@ def _build_daemon(name: str) -> Any:
     return main.build_parser(startup.load(main.NAMES))
 
 
-def _build_facility(module: str) -> Any:
-    return _load("facility.options").build_parser(_load(f"facility.{module}").PROGRAM)
+def _build_facility(program: str) -> Any:
+    return _load("facility.options").build_parser(getattr(_load("facility.command"), program))
 
 
 PROGRAMS: Mapping[str, ProgramEntry] = {
@@ -148,10 +148,10 @@ PROGRAMS: Mapping[str, ProgramEntry] = {
         lambda: _load("commands.extract").build_parser(), "extract a job's rows, for OAR's REST API"
     ),
     "colmet-facility": ProgramEntry(
-        partial(_build_facility, "command"), "send logins, queues, Jupyter users and hosts as documents"
+        partial(_build_facility, "PROGRAM"), "send logins, queues, Jupyter users and hosts as documents"
     ),
     "afmetrics_collector": ProgramEntry(
-        partial(_build_facility, "afmetrics"), "colmet-facility with the options of afmetrics_collector"
+        partial(_build_facility, "AFMETRICS"), "colmet-facility with the options of afmetrics_collector"
     ),
     "colmet-web": ProgramEntry(
         lambda: _load("web.options").build_parser(), "serve jobs and nodes as JSON and as a page", 8

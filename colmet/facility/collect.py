@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from colmet.batch.model import BatchJob, BatchSystem
+from colmet.batch.systems import BatchJob, BatchSystem
 from colmet.common.errors import ColmetError
 from colmet.facility import documents, machine
 from colmet.facility.deadlines import Deadlines
 from colmet.facility.documents import BATCH_FILE, HOST_FILE, JUPYTER_FILE, SSH_FILE, Document, DocumentGroup
 from colmet.facility.jupyter import COFFEA_LABEL, COFFEA_NAMESPACE, Jupyter
-from colmet.facility.logins import Logins
 from colmet.facility.machine import Disks, DisksSilent, Network
-from colmet.facility.people import People
+from colmet.facility.people import Logins, People
 
 log = logging.getLogger(__name__)
 
@@ -33,43 +34,20 @@ class Gathered(NamedTuple):
     failed: list[str]  # names of the sources with missing data
 
 
+@dataclass
 class Facility:
-    """The selected sources.
+    """The selected sources; None are not selected."""
 
-    Args:
-        cluster: name of the facility.
-        login_node: name of this machine in documents.
-        people: makes the filter and the names of users, for each run.
-        jupyter: with the site's namespace and label; None if not selected.
-        logins: None if not selected.
-        network: None if this machine is not selected.
-        disks: as `network`.
-        batch: the selected batch systems.
-        ended_s: age limit of finished jobs, in seconds.
-    """
-
-    def __init__(
-        self,
-        cluster: str,
-        login_node: str,
-        people: Callable[[], People],
-        jupyter: tuple[Jupyter, str, str] | None = None,
-        logins: Logins | None = None,
-        network: Network | None = None,
-        disks: Disks | None = None,
-        batch: Sequence[BatchSystem] = (),
-        ended_s: int = ENDED_S,
-    ) -> None:
-        self._cluster = cluster
-        self._login_node = login_node
-        self._make_people = people
-        self._jupyter = jupyter
-        self._logins = logins
-        self._network = network
-        self._disks = disks
-        self._batch = batch
-        self._ended_s = ended_s
-        self._deadlines = Deadlines()
+    cluster: str  # name of the facility
+    login_node: str  # name of this machine in documents
+    make_people: Callable[[], People]  # the filter and the names of users, for each run
+    jupyter: tuple[Jupyter, str, str] | None = None  # with the site's namespace and label
+    logins: Logins | None = None
+    network: Network | None = None
+    disks: Disks | None = None
+    batch: Sequence[BatchSystem] = ()
+    ended_s: int = ENDED_S  # age limit of finished jobs, in seconds
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
     def gather(self, go_on: Callable[[], bool] = lambda: True) -> Gathered:
         """Query every source, in a thread.
@@ -79,7 +57,7 @@ class Facility:
         Args:
             go_on: called several times a second; once it returns False, the remaining sources are skipped, and failed.
         """
-        people = self._make_people()
+        people = self.make_people()
         groups: dict[str, list[Document]] = {}
         failed: list[str] = []
         left_out = self._left_out()
@@ -92,11 +70,11 @@ class Facility:
             found = groups.setdefault(file, [])
             before = len(found)
             try:
-                found.extend(self._deadlines.call(name, math.inf, source, go_on))
+                found.extend(self.deadlines.call(name, math.inf, source, go_on))
             except ColmetError as err:
                 failed.append(name)
                 if isinstance(err, DisksSilent):
-                    found += self._spaces(err.found)
+                    found += self._spaces(err.args[1])
                 log.error("source failed: source=%s: %s", name, err)
             except Exception:  # a defect in one source must not cost the others
                 failed.append(name)
@@ -114,48 +92,43 @@ class Facility:
 
     def _left_out(self) -> int:
         """Return the number of unusable items of the sources, already logged, so far."""
-        last = 0 if self._logins is None else self._logins.failures
-        odd = 0 if self._jupyter is None else self._jupyter[0].odd
-        return last + odd + sum(system.left_out for system in self._batch)
+        last = 0 if self.logins is None else self.logins.failures
+        odd = 0 if self.jupyter is None else self.jupyter[0].odd
+        return last + odd + sum(system.skipped for system in self.batch)
 
     def _sources(self, people: People) -> Iterator[tuple[str, str, Callable[[], list[Document]]]]:
-        cluster, node = self._cluster, self._login_node
-        if self._jupyter is not None:
-            jupyter, namespace, label = self._jupyter
+        cluster, node = self.cluster, self.login_node
+        if self.jupyter is not None:
+            jupyter, namespace, label = self.jupyter
             for kind, where, by in (
                 ("jupyter-ml", namespace, label),
                 ("jupyter-coffea", COFFEA_NAMESPACE, COFFEA_LABEL),
             ):
                 yield kind, JUPYTER_FILE, partial(self._notebooks, people, jupyter, kind, where, by)
-        if self._logins is not None:
-            logins = self._logins
+        if self.logins is not None:
+            logins = self.logins
             yield "ssh", SSH_FILE, lambda: [documents.ssh(cluster, node, people.shown(logins.users()))]
-        if (network := self._network) is not None:
-            yield "CPU", HOST_FILE, lambda: [documents.cpu(cluster, node, machine.load())]
+        if (network := self.network) is not None:
+            yield "CPU", HOST_FILE, lambda: [documents.cpu(cluster, node, os.getloadavg()[0])]
             yield "MEM", HOST_FILE, lambda: [documents.memory(cluster, node, *machine.memory())]
             yield "NETWORK", HOST_FILE, lambda: [documents.network(cluster, node, network.traffic())]
-        if (disks := self._disks) is not None:
+        if (disks := self.disks) is not None:
             yield "DISK", HOST_FILE, lambda: self._spaces(disks.spaces())
-        for system in self._batch:
+        for system in self.batch:
             yield f"queues of {system.name}", BATCH_FILE, partial(self._queues, system)
-            yield f"jobs of {system.name}", BATCH_FILE, partial(self._jobs, system, people)
-            yield f"ended jobs of {system.name}", BATCH_FILE, partial(self._ended, system, people)
+            yield f"jobs of {system.name}", BATCH_FILE, partial(self._jobs, documents.job, system.jobs, people)
+            ended = partial(system.ended, self.ended_s)
+            yield f"ended jobs of {system.name}", BATCH_FILE, partial(self._jobs, documents.ended_job, ended, people)
 
     def _notebooks(self, people: People, jupyter: Jupyter, kind: str, namespace: str, label: str) -> list[Document]:
-        return [documents.jupyter(kind, self._cluster, people.shown(jupyter.users(namespace, label)))]
+        return [documents.jupyter(kind, self.cluster, people.shown(jupyter.users(namespace, label)))]
 
     def _spaces(self, spaces: Iterable[documents.Space]) -> list[Document]:
-        return [documents.disk(self._cluster, self._login_node, space) for space in spaces]
+        return [documents.disk(self.cluster, self.login_node, space) for space in spaces]
 
     def _queues(self, system: BatchSystem) -> list[Document]:
-        return [documents.queue(self._cluster, queue) for queue in system.queues()]
+        return [documents.queue(self.cluster, queue) for queue in system.queues()]
 
-    def _jobs(self, system: BatchSystem, people: People) -> list[Document]:
-        return self._of_jobs(documents.job, system.jobs(), people)
-
-    def _ended(self, system: BatchSystem, people: People) -> list[Document]:
-        return self._of_jobs(documents.ended_job, system.ended(self._ended_s), people)
-
-    def _of_jobs(self, make: MakeDocument, jobs: Iterable[BatchJob], people: People) -> list[Document]:
-        shown = ((job, people.shown_one(job.user)) for job in jobs)
-        return [make(self._cluster, job, user) for job, user in shown if user is not None]
+    def _jobs(self, make: MakeDocument, read: Callable[[], Iterable[BatchJob]], people: People) -> list[Document]:
+        shown = ((job, people.shown_one(job.user)) for job in read())
+        return [make(self.cluster, job, user) for job, user in shown if user is not None]

@@ -1,4 +1,4 @@
-"""colmet-facility: logins, queues, Jupyter users and this host as documents, once or repeatedly.
+"""colmet-facility and afmetrics_collector: logins, queues, Jupyter users and this host as documents.
 
 Exit status: 0; 1 if a source failed, or a document is not yet delivered; 2 if the command line is invalid.
 """
@@ -6,13 +6,13 @@ Exit status: 0; 1 if a source failed, or a document is not yet delivered; 2 if t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import logging
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,17 +27,15 @@ from colmet.common.daemon import logs
 from colmet.common.daemon.systemd import Service
 from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.facility import collector_output, debugfiles, machine, obfuscation, options
+from colmet.facility import collector_output, documents, options, people
 from colmet.facility.collect import ENDED_S, Facility
 from colmet.facility.collector_output import CollectorOutput
 from colmet.facility.deadlines import Deadlines
 from colmet.facility.documents import Document
 from colmet.facility.jupyter import Jupyter, check_names
-from colmet.facility.logins import Logins
 from colmet.facility.machine import DISKS, MAX_AGE_S, Disks, Network
-from colmet.facility.obfuscation import Obscure
 from colmet.facility.options import TOKEN_VARIABLE, Program
-from colmet.facility.people import People, find_group
+from colmet.facility.people import Logins, Obscure, People, find_group
 from colmet.facility.sender import DocumentSender
 
 log = logging.getLogger(__name__)
@@ -50,6 +48,15 @@ PROGRAM = Program(
     url=None,
     state_file=None,
     is_alias=False,
+)
+# colmet-facility with the options, defaults and log lines of the program of this name
+AFMETRICS = Program(
+    name="afmetrics_collector",
+    description="Do what afmetrics_collector did, with its options.",
+    cluster="UC-AF",
+    url="https://af.atlas-ml.org/",
+    state_file="/run/afmetrics.json",
+    is_alias=True,
 )
 STATE_NAME = "network-{}.json"  # of a machine: several may have one home directory
 SOURCE_TIMEOUT_S = 30.0  # of who, last, each disk, Kubernetes
@@ -80,6 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(PROGRAM, argv)
 
 
+def main_of_afmetrics(argv: Sequence[str] | None = None) -> int:
+    """Run ``afmetrics_collector``; return the exit status."""
+    return run_program(AFMETRICS, argv)
+
+
 def run_program(program: Program, argv: Sequence[str] | None) -> int:
     """Parse the command line and run the program; return the exit status."""
     service = Service.from_environment()  # first, so that child processes do not inherit it
@@ -89,7 +101,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         set_up_logging(program, parsed.loglevel)
         check_effects(parser, parsed)
         if parsed.make_key is not None:
-            obfuscation.make_key(parsed.make_key)
+            people.make_key(parsed.make_key)
             return 0
         with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
             return _run(program, parsed, service, signals)
@@ -128,7 +140,7 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
         return not signals.stop_wanted()
 
     facility = facility_of(program, parsed)
-    with outputs_of(program, parsed, lambda: not go_on()) as outputs:
+    with outputs_of(parsed, lambda: not go_on()) as outputs:
         if parsed.interval is None:
             return 0 if run_once(facility, outputs, go_on) else 1
         service.ready()
@@ -157,16 +169,10 @@ def _ticks(interval_s: float, service: Service, signals: Signals) -> Iterator[in
 
 
 def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Gather and deliver; return whether all sources answered and all documents are delivered.
-
-    Args:
-        facility: the sources.
-        outputs: their destinations.
-        go_on: called several times a second; once it returns False, the rest is skipped.
-    """
+    """Gather and deliver; return whether all sources answered and all documents are delivered; as `Facility.gather`."""
     gathered = facility.gather(go_on)
     if outputs.debug:
-        debugfiles.write(gathered.groups, outputs.token)
+        documents.write_files(gathered.groups, outputs.token)
         return not gathered.failed
     found = [document for group in gathered.groups for document in group.documents]
     complete = not gathered.failed
@@ -212,27 +218,24 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
         check_names(parsed.namespace, parsed.label)
     if parsed.group:
         find_group(parsed.group)
-    obscure = _obscure(program, parsed)
+    obscure = _obscure(parsed)
     deadlines = Deadlines()
-    jupyter = logins = network = disks = None
-    if parsed.jupyter:
-        jupyter = Jupyter(deadlines, SOURCE_TIMEOUT_S), parsed.namespace, parsed.label
-    if parsed.ssh:
-        logins = Logins(parsed.ssh_history, SOURCE_TIMEOUT_S, each_once=not program.is_alias)
-    if parsed.host:
-        network = Network(_state_file(program), max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)))
-        disks = Disks(parsed.disk or DISKS, deadlines, SOURCE_TIMEOUT_S, wanted=bool(parsed.disk))
-    return Facility(
+    facility = Facility(
         parsed.cluster,
-        obfuscation.host(machine.name(), parsed.obfuscate_hosts),
+        people.host(socket.gethostname(), parsed.obfuscate_hosts),
         lambda: People(parsed.group, obscure),
-        jupyter,
-        logins,
-        network,
-        disks,
-        find_systems(systems, parsed.queue),
-        max(ENDED_S, math.ceil(parsed.interval or 0) + ENDED_MARGIN_S),
+        batch=find_systems(systems, parsed.queue),
+        ended_s=max(ENDED_S, math.ceil(parsed.interval or 0) + ENDED_MARGIN_S),
+        deadlines=deadlines,
     )
+    if parsed.jupyter:
+        facility.jupyter = Jupyter(deadlines, SOURCE_TIMEOUT_S), parsed.namespace, parsed.label
+    if parsed.ssh:
+        facility.logins = Logins(parsed.ssh_history, SOURCE_TIMEOUT_S, each_once=not program.is_alias)
+    if parsed.host:
+        facility.network = Network(_state_file(program), max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)))
+        facility.disks = Disks(parsed.disk or DISKS, deadlines, SOURCE_TIMEOUT_S, wanted=bool(parsed.disk))
+    return facility
 
 
 def _state_file(program: Program) -> str:
@@ -240,22 +243,22 @@ def _state_file(program: Program) -> str:
     file = program.state_file
     if file and (os.access(file, os.W_OK) if os.path.exists(file) else os.access(os.path.dirname(file), os.W_OK)):
         return file
-    return os.path.join(options.find_state_directory(), STATE_NAME.format(machine.name()))
+    return os.path.join(options.find_state_directory(), STATE_NAME.format(socket.gethostname()))
 
 
-def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
+def _obscure(parsed: argparse.Namespace) -> Obscure:
     """Return the command line's function for names; raise ConfigError for an invalid choice or file."""
     if parsed.key_file is not None:
         if parsed.salt_file is not None:
             raise ConfigError("--key-file excludes --salt-file: give one of them")
-        return obfuscation.keyed(obfuscation.read_key("--key-file", parsed.key_file))
+        return people.keyed(people.read_key("--key-file", parsed.key_file))
     if parsed.salt_file is not None:
-        return obfuscation.salted(read_safe_line("--salt-file", parsed.salt_file))
+        return people.salted(read_safe_line("--salt-file", parsed.salt_file))
     if parsed.salt:
         if not parsed.obfuscate_users:
             log.warning("users' names are sent unchanged: a salt has no effect without -o")
         _note_visible_secret("-z", "colmet-facility --salt-file")
-    return obfuscation.salted(parsed.salt) if parsed.obfuscate_users else obfuscation.plain
+    return people.salted(parsed.salt) if parsed.obfuscate_users else people.plain
 
 
 def _note_visible_secret(option: str, remedy: str) -> None:
@@ -263,7 +266,7 @@ def _note_visible_secret(option: str, remedy: str) -> None:
     log.info("all users of this machine can read a secret on the command line: %s; use %s", option, remedy)
 
 
-def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
+def outputs_of(parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
     """Return the destinations selected on the command line; raise ConfigError for none or an invalid one."""
     inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that child processes do not inherit it
     if parsed.token:
@@ -274,21 +277,16 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
         raise ConfigError("--json-lines: standard output is closed")
     if not parsed.url and not parsed.zeromq_uri and not parsed.json_lines:
         raise ConfigError("no destination is given; give --url, --zeromq-uri or --json-lines")
-    with contextlib.ExitStack() as stack:
-        collector = collector_output.from_options(parsed, stopping)
-        if collector is not None:
-            stack.callback(collector.close)
-        token, read_token = parsed.token or inherited or None, None
-        if parsed.token_file is not None:
-            read_token = functools.partial(read_safe_line, "--token-file", parsed.token_file)
-            token = read_token()
-        if parsed.url and token is None:
+    token, read_token, sender = parsed.token or inherited or None, None, None
+    if parsed.token_file is not None:
+        read_token = functools.partial(read_safe_line, "--token-file", parsed.token_file)
+        token = read_token()
+    if parsed.url:
+        if token is None:
             log.info("documents are sent without a token")
-        documents = None
-        if parsed.url:
-            documents = DocumentSender(parsed.url, token, parsed.ca_file or None, stopping, read_token)
-        stack.pop_all()
-    return Outputs(documents, collector, parsed.json_lines)
+        sender = DocumentSender(parsed.url, token, parsed.ca_file or None, stopping, read_token)
+    # the last, as it starts a thread
+    return Outputs(sender, collector_output.from_options(parsed, stopping), parsed.json_lines)
 
 
 if __name__ == "__main__":

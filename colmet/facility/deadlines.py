@@ -49,7 +49,5 @@ class Deadlines:
             raise SourceFailed(f"{name} {why}")
         try:
             return call.result()
-        except Exception:
-            raise
-        except BaseException as err:  # SystemExit of a plug-in is not ours
+        except SystemExit as err:  # of a plug-in
             raise SourceFailed(f"{name} cannot be asked: {err!r:.100}") from err

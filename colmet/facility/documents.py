@@ -1,4 +1,4 @@
-"""The documents to send, field by field; pure functions.
+"""The documents to send, field by field, and their files for -d.
 
 Every document begins with `token`, `kind` and `cluster`, the facility's name, in this order. The sender fills in
 `token`, None here. No document has a time.
@@ -6,14 +6,22 @@ Every document begins with `token`, `kind` and `cluster`, the facility's name, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from colmet.batch.model import BatchJob, Queue
+from colmet.batch.systems import BatchJob, Queue
+from colmet.common.errors import ColmetError
 
 Document = dict[str, Any]
 
 JUPYTER_FILE, SSH_FILE, HOST_FILE, BATCH_FILE = "jupyter-debug.json", "ssh.json", "host.json", "condor.json"
+# others may be able to write in the directory, too
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class DocumentGroup(NamedTuple):
@@ -67,7 +75,7 @@ def memory(cluster: str, login_node: str, total: int, available: int) -> Documen
 
 def network(cluster: str, login_node: str, traffic: Traffic) -> Document:
     """Return the document of all network interfaces' traffic since the previous measurement."""
-    counted = {"sent": traffic.sent, "received": traffic.received, "interval": traffic.interval_s}
+    counted = dict(zip(("sent", "received", "interval"), traffic))
     return _document("NETWORK", cluster, login_node=login_node, network=counted)
 
 
@@ -97,3 +105,33 @@ def job(cluster: str, of_it: BatchJob, user: str) -> Document:
 def ended_job(cluster: str, of_it: BatchJob, user: str) -> Document:
     """Return the document of a recently finished job; its state comes first."""
     return _document("condorjob", cluster, state="finished", users=user, Id=of_it.id, Runtime=of_it.runtime_s)
+
+
+def write_files(groups: Iterable[DocumentGroup], token: str | None, directory: str = ".") -> None:
+    """Append each document to the file of its group: JSON indented by 4, nothing between two documents.
+
+    A new file is for its owner alone, as it contains the token and names.
+
+    Raises:
+        ColmetError: a file cannot be written, is a link or not a regular file, belongs to another user, or is readable
+            or writable by others.
+    """
+    for group in groups:
+        if not group.documents:
+            continue
+        text = "".join([json.dumps({**document, "token": token}, indent=4) for document in group.documents])
+        path = Path(directory, group.file)
+        try:
+            with open(os.open(path, _FLAGS, 0o600), "a", encoding="utf-8") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise ColmetError(f"{path.absolute()} cannot be written: it is not a file")
+                if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_nlink > 1:
+                    raise ColmetError(
+                        f"{path.absolute()} cannot be written: documents have names and a token, and others may read "
+                        "this file; remove it, or run this in a directory of your own"
+                    )
+                file.write(text)
+        except OSError as err:
+            why = "it is a link" if err.errno == errno.ELOOP else err.strerror or err
+            raise ColmetError(f"{path.absolute()} cannot be written: {why}") from err

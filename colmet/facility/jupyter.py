@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
@@ -23,6 +21,11 @@ MAX_PAGE_BYTES = 128 << 20  # of one page; a pod has 5 to 50 kB
 MAX_NAME = 253  # characters; a label's value has up to 63
 MAX_SAID = 200  # characters of the cluster's error text
 _PART = 1 << 16
+REMEDIES = {  # for an answer without a list, by status
+    401: "the credentials of the kubeconfig file are not, or no longer, good",
+    403: "the account needs a role that may `list` `pods` in the namespace {namespace}",
+    404: "is this the address of the cluster's API?",
+}
 
 
 class Pods(NamedTuple):
@@ -37,10 +40,9 @@ def parse(text: bytes, label: str) -> Pods:
     """Parse a page of the list of pods; the users are the values of a label; raise SourceFailed for another answer."""
     try:
         answer = json.loads(text)
-    except (ValueError, RecursionError) as err:
-        raise SourceFailed("the Kubernetes cluster does not answer with JSON; is this the address of its API?") from err
-    items = answer.get("items") if isinstance(answer, dict) else None
-    metadata = answer.get("metadata") if isinstance(answer, dict) else None
+    except (ValueError, RecursionError):
+        answer = None
+    items, metadata = (answer.get("items"), answer.get("metadata")) if isinstance(answer, dict) else (None, None)
     if not isinstance(items, list) or not isinstance(metadata, dict):
         raise SourceFailed(
             "the Kubernetes cluster does not answer with a list of pods; is this the address of its API?"
@@ -59,16 +61,6 @@ def _label(pod: Any, label: str) -> str | None:
     return pod if isinstance(pod, str) and len(pod) <= MAX_NAME else None
 
 
-def explain(status: int, said: str, namespace: str) -> str:
-    """Return the meaning of an answer without a list, and a remedy; `said` is the answer's own text."""
-    remedy = {
-        401: "the credentials of the kubeconfig file are not, or no longer, good",
-        403: f"the account needs a role that may `list` `pods` in the namespace {namespace}",
-        404: "is this the address of the cluster's API?",
-    }.get(status, "the cluster's administrator may know why")
-    return f"the Kubernetes cluster answers {status}{': ' if said else ''}{said}; {remedy}"
-
-
 class Jupyter:
     """Client of a Kubernetes cluster, for the users with pods.
 
@@ -77,15 +69,12 @@ class Jupyter:
     Args:
         deadlines: for plug-ins and networks that may block for ever.
         deadline_s: timeout in seconds for all pages of one namespace.
-
-    Attributes:
-        odd: skipped pods.
     """
 
     def __init__(self, deadlines: Deadlines, deadline_s: float) -> None:
         self._deadlines = deadlines
         self._deadline_s = deadline_s
-        self.odd = 0
+        self.odd = 0  # skipped pods
 
     def users(self, namespace: str, label: str) -> list[str]:
         """Return the distinct values of a label, in the order of a namespace's pods with this label.
@@ -128,12 +117,12 @@ class Jupyter:
         configuration = client.Configuration()
         configuration.retries = False  # the next run retries
         try:
-            if not _in_cluster(os.environ):
-                # the client itself reads the variable only when it is imported
-                file = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-                config.load_kube_config(file, client_configuration=configuration)
-            else:
+            # the client itself reads the variable only when it is imported
+            named, usual = os.environ.get("KUBECONFIG"), os.path.expanduser("~/.kube/config")
+            if not named and not os.path.exists(usual) and "KUBERNETES_SERVICE_HOST" in os.environ:  # of this pod
                 config.load_incluster_config(client_configuration=configuration)
+            else:
+                config.load_kube_config(named or usual, client_configuration=configuration)
         except Exception as err:  # an account's plug-in may raise anything
             raise SourceFailed(
                 f"no account for the Kubernetes cluster: {_one_line(str(err))}; KUBECONFIG in the environment names "
@@ -147,12 +136,9 @@ class Jupyter:
         from urllib3.exceptions import HTTPError
 
         left_s = max(0.1, until - time.monotonic())
-        asked: dict[str, Any] = {
-            "label_selector": label,
-            "limit": PAGE_PODS,
-            "_request_timeout": (left_s, left_s),
-            **({"_continue": more} if more else {}),
-        }
+        asked: dict[str, Any] = {"label_selector": label, "limit": PAGE_PODS, "_request_timeout": (left_s, left_s)}
+        if more:
+            asked["_continue"] = more
         # the answer's bytes: the client would make objects of hundreds of fields of each pod
         as_it_comes = getattr(api, "list_namespaced_pod_without_preload_content", None)  # since version 36
         try:
@@ -171,15 +157,10 @@ class Jupyter:
         except (HTTPError, OSError, ValueError) as err:
             raise SourceFailed(f"the Kubernetes cluster does not answer: {_one_line(str(err))}") from err
         if status != 200:
-            raise SourceFailed(explain(status, _said(text), namespace))
+            said = _said(text)
+            remedy = REMEDIES.get(status, "the cluster's administrator may know why").format(namespace=namespace)
+            raise SourceFailed(f"the Kubernetes cluster answers {status}{': ' if said else ''}{said}; {remedy}")
         return text
-
-
-def _in_cluster(environment: Mapping[str, str]) -> bool:
-    """Return whether this runs in a pod, and no file names another account."""
-    if environment.get("KUBECONFIG") or Path("~/.kube/config").expanduser().exists():
-        return False
-    return "KUBERNETES_SERVICE_HOST" in environment
 
 
 def _read(response: Any, until: float) -> bytes:

@@ -39,16 +39,6 @@ class Counted(NamedTuple):
     timestamp: int  # milliseconds since 1970
 
 
-def name() -> str:
-    """Return this machine's own name."""
-    return socket.gethostname()
-
-
-def load() -> float:
-    """Return the load average of one minute."""
-    return os.getloadavg()[0]
-
-
 def memory() -> tuple[int, int]:
     """Return bytes of memory, total and available without swapping; raise SourceFailed without psutil."""
     found = _psutil().virtual_memory()
@@ -77,7 +67,7 @@ def counting() -> str:
         boot = Path(BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         boot = ""
-    return f"{name()} {boot}"
+    return f"{socket.gethostname()} {boot}"
 
 
 def parse_counted(text: bytes, of: str = "") -> Counted | None:
@@ -116,31 +106,20 @@ class Network:
         path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": owner}.
         count: returns the present totals.
         max_age_s: of the previous measurement, in seconds.
-
-    Attributes:
-        failures: number of failed writes of the file.
     """
 
-    def __init__(
-        self,
-        path: str,
-        count: Callable[[], Counted] = count_traffic,
-        max_age_s: float = MAX_AGE_S,
-    ) -> None:
+    def __init__(self, path: str, count: Callable[[], Counted] = count_traffic, max_age_s: float = MAX_AGE_S) -> None:
         self._path = Path(path)
         self._count = count
         self._max_age_s = max_age_s
         self._before: Counted | None = None
         self._of = counting()
-        self.failures = 0
+        self.failures = 0  # failed writes of the file
 
     def traffic(self) -> Traffic:
-        """Return the traffic since the previous measurement; zeros without one.
+        """Return the traffic since the previous measurement; zeros without one; SourceFailed without an interface.
 
         A state that cannot be replaced is not used: the next run would count the same bytes again.
-
-        Raises:
-            SourceFailed: this machine has no network interface.
         """
         now = self._count()
         found = self._before or self._read()
@@ -222,22 +201,15 @@ class Disks:
         paths: their mount paths, or any path inside.
         deadlines: for file systems without their server.
         deadline_s: timeout of each in seconds.
-        mtab: the table of mounts.
         wanted: whether they were named by an option: then a missing one is logged as a warning.
-
-    Attributes:
-        missing: paths missing at the last query.
     """
 
-    def __init__(
-        self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, mtab: str = MTAB, wanted: bool = True
-    ) -> None:
+    def __init__(self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, wanted: bool = True) -> None:
         self._paths = list(dict.fromkeys(paths))
         self._deadlines = deadlines
         self._deadline_s = deadline_s
-        self._mtab = mtab
         self._level = logging.WARNING if wanted else logging.INFO
-        self.missing: set[str] = set()
+        self.missing: set[str] = set()  # paths missing at the last query
 
     def spaces(self) -> list[Space]:
         """Return the space of the existing ones; each missing one is logged once, when it disappears.
@@ -273,9 +245,7 @@ class Disks:
 
     def _devices(self) -> dict[str, str]:
         try:
-            mtab, mountinfo = (
-                Path(file).read_text(encoding="utf-8", errors="replace") for file in (self._mtab, MOUNTINFO)
-            )
+            mtab, mountinfo = (Path(file).read_text(encoding="utf-8", errors="replace") for file in (MTAB, MOUNTINFO))
         except OSError as err:
             log.warning("devices are missing: file=%s: %s", err.filename, err.strerror or err)
             return {}
@@ -284,12 +254,4 @@ class Disks:
 
 
 class DisksSilent(SourceFailed):
-    """Some file systems do not answer.
-
-    Attributes:
-        found: the others.
-    """
-
-    def __init__(self, text: str, found: list[Space]) -> None:
-        super().__init__(text)
-        self.found = found
+    """Some file systems do not answer; the arguments are a text, and the space of the others."""

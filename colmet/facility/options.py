@@ -168,27 +168,17 @@ def _add_own(parser: cli.Parser) -> None:
         action="append",
         help=f"with --host: this file system; repeatable (default: {', '.join(DISKS)}, if they exist)",
     )
-    group = parser.add_argument_group("names of users")
-    group.add_argument(
-        "--key-file", metavar="FILE", help="replace user names by HMAC-SHA-256 with the key in this file; recommended"
-    )
-    group.add_argument(
-        "--make-key", metavar="FILE", help="write a new key to this file, and exit; use one key on all machines"
-    )
-    group.add_argument(
-        "--salt-file",
-        metavar="FILE",
-        help="replace user names as afmetrics_collector does, with the salt in this file; easily guessed",
-    )
+    names = parser.add_argument_group("names of users")
     group = parser.add_argument_group("where the documents go")
-    group.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help=f"put the token in this file into each document (default: ${TOKEN_VARIABLE})",
-    )
-    group.add_argument(
-        "--ca-file", metavar="FILE", help="CA certificates (PEM) for the endpoint (default: those of this machine)"
-    )
+    guessed = "with the salt in this file; easily guessed"
+    for where, option, text in (
+        (names, "--key-file", "replace user names by HMAC-SHA-256 with the key in this file; recommended"),
+        (names, "--make-key", "write a new key to this file, and exit; use one key on all machines"),
+        (names, "--salt-file", f"replace user names as afmetrics_collector does, {guessed}"),
+        (group, "--token-file", f"put the token in this file into each document (default: ${TOKEN_VARIABLE})"),
+        (group, "--ca-file", "CA certificates (PEM) for the endpoint (default: those of this machine)"),
+    ):
+        where.add_argument(option, metavar="FILE", help=text)
     group.add_argument("--json-lines", action="store_true", help="print the documents, one a line, without the token")
     add_collector(parser.add_argument_group("output to colmet-collector"))
     parser.set_defaults(batch=False, obfuscate_users=False, salt="", token=None, debug=False)

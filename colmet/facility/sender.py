@@ -77,12 +77,6 @@ class Attempt(NamedTuple):
     pause_s: float | None = None  # requested by the endpoint; None without a request
 
 
-def check_url(url: str) -> None:
-    """Raise ConfigError if this is not an HTTP address."""
-    if parse_url(url) is None:
-        raise ConfigError("--url: not an address such as https://af.example.org/")
-
-
 def hide_secrets(url: str) -> str:
     """Return an address for messages, without possible secrets: user, password and query."""
     try:
@@ -115,8 +109,6 @@ class DocumentSender:
         ca_file: trusted certificates; None: those of the system.
         stopping: returns whether to end soon.
         read_token: returns the token of each run, or raises ConfigError; None: it stays the same.
-        monotonic: seconds.
-        sleep: waits, in seconds.
 
     Raises:
         ConfigError: the address or the file of certificates cannot be used.
@@ -129,19 +121,16 @@ class DocumentSender:
         ca_file: str | None = None,
         stopping: Callable[[], bool] = lambda: False,
         read_token: Callable[[], str] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         tls = TlsOptions(ca_file=ca_file)
         tls.check("--ca-file")
-        check_url(url)
+        if parse_url(url) is None:
+            raise ConfigError("--url: not an address such as https://af.example.org/")
         self._url = url
         self._endpoint = hide_secrets(url)
         self._token = token
         self._stopping = stopping
         self._read_token = read_token
-        self._monotonic = monotonic
-        self._sleep = sleep
         self._http = HttpClient(
             {"User-Agent": f"colmet-facility/{__version__}", "Content-Type": "application/json"},
             tls,
@@ -160,14 +149,18 @@ class DocumentSender:
 
     def send(self, documents: Sequence[Mapping[str, Any]]) -> Outcome:
         """Send documents in order until the deadline of this run; return the outcome."""
-        self._until = self._monotonic() + DEADLINE_S
-        self._renew_token()
+        self._until = time.monotonic() + DEADLINE_S
+        if self._read_token is not None:
+            try:
+                self._token = self._read_token()  # it may have expired since the previous run
+            except ConfigError as err:
+                log.warning("token not read again, the former one is used: %s", err)
         sent = refused = lost = 0
         reason = ""
         for number, document in enumerate(documents):
             kind = str(document.get("kind"))
             try:
-                body = self._encode(document)
+                body = json.dumps({**document, "token": self._token}, allow_nan=False).encode()
             except (TypeError, ValueError, RecursionError) as err:
                 refused += 1
                 self._note_refused(kind, f"cannot be written as JSON: {err}")
@@ -189,19 +182,6 @@ class DocumentSender:
         log.info("documents sent=%d refused=%d lost=%d endpoint=%s", sent, refused, lost, self._endpoint)
         return Outcome(sent, refused, lost)
 
-    def _renew_token(self) -> None:
-        """Read the token again: it may have expired since the previous run."""
-        if self._read_token is None:
-            return
-        try:
-            self._token = self._read_token()
-        except ConfigError as err:
-            log.warning("token not read again, the former one is used: %s", err)
-
-    def _encode(self, document: Mapping[str, Any]) -> bytes:
-        """Return a document as JSON with the token."""
-        return json.dumps({**document, "token": self._token}, allow_nan=False).encode()
-
     def _note_refused(self, kind: str, reason: str) -> None:
         self._refused += 1
         if powers_of_ten(self._refused):
@@ -211,7 +191,7 @@ class DocumentSender:
         """Send a document, repeatedly if that may help; return the last attempt, WAIT if the run is over."""
         attempt = Attempt(Verdict.WAIT, "the time of this run for sending is over")
         number = failures = 0
-        while self._monotonic() < self._until and not self._stopping():
+        while time.monotonic() < self._until and not self._stopping():
             attempt = self._exchange(body)
             number += 1
             failures += attempt.verdict is Verdict.REPEAT
@@ -228,16 +208,16 @@ class DocumentSender:
 
     def _wait(self, seconds: float) -> bool:
         """Wait; return False at once if the deadline is earlier, or when the program is to end."""
-        until = self._monotonic() + seconds
+        until = time.monotonic() + seconds
         if until >= self._until:
             return False
-        while (left_s := until - self._monotonic()) > 0 and not self._stopping():
-            self._sleep(min(POLL_S, left_s))
+        while (left_s := until - time.monotonic()) > 0 and not self._stopping():
+            time.sleep(min(POLL_S, left_s))
         return True
 
     def _exchange(self, body: bytes) -> Attempt:
         """Send a document once, and judge the answer by its status, whatever its body."""
-        timeout_s = max(0.01, min(TIMEOUT_S, self._until - self._monotonic()))
+        timeout_s = max(0.01, min(TIMEOUT_S, self._until - time.monotonic()))
         try:
             response = self._http.request("POST", self._url, body, timeout_s=timeout_s, deadline_s=timeout_s + GRACE_S)
         except HttpFailure as err:

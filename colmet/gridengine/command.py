@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from colmet.commands import remote
 from colmet.commands.top_view import clean
@@ -21,6 +22,9 @@ from colmet.common.text import counted
 from colmet.gridengine import server, text
 from colmet.gridengine.model import MemoryReport, Wanted, count
 from colmet.gridengine.server import Fetched, QmemClient
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = """\
 examples:
@@ -70,13 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Printing:
-    """Printer of a server's answer, as the options specify.
-
-    Args:
-        options: of the command line; some may be missing.
-        titles: of the columns on a terminal.
-        program: name at the start of lines on standard error.
-    """
+    """Printer of a server's answer, as the options specify; `program` begins lines on standard error."""
 
     def __init__(self, options: argparse.Namespace, titles: Sequence[str], program: str) -> None:
         self._options = options
@@ -87,7 +85,7 @@ class Printing:
 
     def print(self, fetched: Fetched) -> int:
         """Print the answer; return the exit status."""
-        memory = self._count(fetched)
+        memory = count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
         if self._options.json:
             print(json.dumps(text.document_of(memory, self._details), allow_nan=False))
         elif not self._on_terminal(memory):
@@ -98,18 +96,14 @@ class Printing:
             print(f"{self._program}: {note}", file=sys.stderr)
         return 0
 
-    def _count(self, fetched: Fetched) -> MemoryReport:
-        return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
-
     def _on_terminal(self, memory: MemoryReport) -> bool:
         """Print a table, if there is a terminal and the library for it."""
         if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
             return False
         try:
-            from colmet.gridengine import screen
+            show_table(memory, self._details, self._titles)
         except ModuleNotFoundError:  # print columns instead
             return False
-        screen.show(memory, self._details, self._titles)
         return True
 
     def _notes(self, fetched: Fetched, memory: MemoryReport) -> list[str]:
@@ -131,3 +125,18 @@ class Printing:
         if memory.unread:
             notes.append(f"{counted(memory.unread, 'sizes')} of the answer not understood, and skipped")
         return notes
+
+
+def show_table(memory: MemoryReport, details: bool, titles: Sequence[str], console: Console | None = None) -> None:
+    """Print a table for a terminal, `MemoryTable`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console(highlight=False, markup=False, emoji=False)
+    table = text.MemoryTable(memory, details, console.width, titles).lines()
+    lines = [Text.assemble(*[(part.text, part.style) for part in line]) for line in table]
+    with console.capture() as captured:  # written at once, to avoid flicker
+        for line in lines:
+            console.print(line, no_wrap=True, overflow="crop", crop=True)
+    console.file.write(captured.get())
+    console.file.flush()

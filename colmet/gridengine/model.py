@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.batch.gridengine_memory import parse_memory, parse_number
-from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owners
+from colmet.batch.gridengine_memory import BatchHost, Hosts, JobOnHost, Owners, parse_memory, parse_number
 from colmet.stored.series import natural
 
 UNKNOWN = "-"  # also in the servers' answers
@@ -123,14 +122,11 @@ def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) 
 
 
 class _Counting:
-    """Computation of the figures, with a count of invalid values.
-
-    Args:
-        owners: of /qstat. A job's request is looked up by its unique number.
-    """
+    """Computation of the figures, with a count of invalid values."""
 
     def __init__(self, owners: Owners) -> None:
         self.unread = 0
+        # a job's number is unique
         self._requests = {job: one for owner in owners.values() for job, one in owner["jobs"].items()}
 
     def host(self, name: str, host: BatchHost, wanted: Wanted, knows_all: bool) -> HostMemory:
@@ -138,7 +134,11 @@ class _Counting:
         jobs = [
             one for number in sorted(host["jobs"], key=natural) for one in self._job(name, number, host["jobs"][number])
         ]
-        shown = [job for job in jobs if _is_wanted(job, wanted)]
+        shown = [
+            job
+            for job in jobs
+            if wanted.owner in ("", job.owner) and wanted.job in ("", job.job, job.job.partition(".")[0])
+        ]
         processors = self._read(host["num_proc"], parse_number)
         return HostMemory(
             host=name,
@@ -178,7 +178,3 @@ class _Counting:
         value = parse(text)
         self.unread += value is None
         return value
-
-
-def _is_wanted(job: JobMemory, wanted: Wanted) -> bool:
-    return wanted.owner in ("", job.owner) and wanted.job in ("", job.job, job.job.partition(".")[0])

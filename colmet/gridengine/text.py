@@ -40,18 +40,6 @@ AVAILABLE = Kind(".", "green", "Available")
 UNTOLD = Kind(" ", "", "")
 
 
-def _gib(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value / GIB:.2f}G"
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.1f}"
-
-
-def _slots(slots: int, processors: int | None) -> str:
-    return f"{slots}/{UNKNOWN if processors is None else processors}"
-
-
 def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
     """Return the parts of a host's memory, as lengths with the width as sum; every part present has a character.
 
@@ -77,14 +65,14 @@ def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
     return parts
 
 
-def _host_cells(host: HostMemory) -> list[str]:
-    """Return the values of a host, right of its bar."""
-    sizes = map(_gib, (host.used, host.reserved, host.total, host.available))
-    return [_percent(host.share), *sizes, _slots(host.slots, host.processors)]
-
-
-def _job_cells(job: JobMemory, host: HostMemory) -> list[str]:
-    return [_percent(job.share), _gib(job.used), _gib(job.reserved), _slots(job.slots, host.processors)]
+def _cells(of: HostMemory | JobMemory, host: HostMemory) -> list[str]:
+    """Return the values of a host, right of its bar, or of a job there, which has no total."""
+    sizes = [of.used, of.reserved, *([of.total, of.available] if isinstance(of, HostMemory) else [])]
+    return [
+        UNKNOWN if of.share is None else f"{100 * of.share:.1f}",
+        *[UNKNOWN if size is None else f"{size / GIB:.2f}G" for size in sizes],
+        f"{of.slots}/{UNKNOWN if host.processors is None else host.processors}",
+    ]
 
 
 def legend(memory: MemoryReport) -> list[Kind]:
@@ -104,7 +92,7 @@ def plain(memory: MemoryReport, details: bool, titles: Sequence[str]) -> Iterato
         yield head
     for host in memory.hosts:
         usage = "".join([kind.sign * length for kind, length in bar(host)]).strip() or UNKNOWN
-        line = "\t".join([clean(host.host), usage, *_host_cells(host)])
+        line = "\t".join([clean(host.host), usage, *_cells(host, host)])
         if not details:
             yield line
             continue
@@ -112,7 +100,7 @@ def plain(memory: MemoryReport, details: bool, titles: Sequence[str]) -> Iterato
         for job in host.jobs:
             master = MASTER if job.master else ""
             who = [master, clean(job.job), clean(job.owner), clean(job.name)[:NAME]]
-            yield "\t".join([*who, *_job_cells(job, host)])
+            yield "\t".join([*who, *_cells(job, host)])
         yield ""
     if not details:
         yield ""
@@ -133,9 +121,15 @@ class MemoryTable:
         self._memory = memory
         self._details = details
         self._titles = [title.split() for title in titles]
-        self._cells = [_host_cells(host) for host in memory.hosts]
-        self._job_cells = [[_job_cells(job, host) for job in host.jobs] if details else [] for host in memory.hosts]
-        self._sizes = self._measured()
+        self._cells = [_cells(host, host) for host in memory.hosts]
+        # without a total and what is available
+        self._job_cells = [
+            [[*row[:3], "", "", row[3]] for row in (_cells(job, host) for job in host.jobs if details)]
+            for host in memory.hosts
+        ]
+        columns = [*self._cells, *[row for rows in self._job_cells for row in rows]]
+        widths = [max(map(len, words)) for words in self._titles[2:]]
+        self._sizes = [max([width, *[len(row[n]) for row in columns]]) for n, width in enumerate(widths)]
         names = max([len(host.host) for host in memory.hosts], default=0)
         self._name = max(len(titles[0]), min(LONGEST_HOST, names))
         room = width - self._name - sum([size + 1 for size in self._sizes]) - 1
@@ -144,12 +138,6 @@ class MemoryTable:
         jobs = [job for host in memory.hosts for job in host.jobs] if details else []
         self._job = max([len(job.job) for job in jobs], default=0)
         self._owner = min(LONGEST_OWNER, max([len(job.owner) for job in jobs], default=0))
-
-    def _measured(self) -> list[int]:
-        """Return the width of each column right of the bar."""
-        sizes = [max(map(len, words)) for words in self._titles[2:]]
-        columns = [*self._cells, *[[*row[:3], "", "", row[3]] for rows in self._job_cells for row in rows]]
-        return [max([size, *[len(row[n]) for row in columns]]) for n, size in enumerate(sizes)]
 
     def lines(self) -> Iterator[Line]:
         """Yield all lines, from top to bottom."""
@@ -162,7 +150,9 @@ class MemoryTable:
             for job, of_job in zip(host.jobs, jobs):
                 yield self._of_job(job, of_job)
         yield []
-        yield [part for kind in legend(self._memory) for part in self._meaning(kind)]
+        yield [
+            part for kind in legend(self._memory) for part in (Part(kind.sign, kind.style), Part(f" {kind.meaning}  "))
+        ]
 
     def _numbers(self, cells: Sequence[str]) -> str:
         return "".join([f" {cell:>{size}}" for cell, size in zip(cells, self._sizes)])
@@ -174,7 +164,8 @@ class MemoryTable:
             line.append(Part(kind.sign * length, kind.style))
         texts = [f" {cell:>{size}}" for cell, size in zip(cells, self._sizes)]
         over = host.available is not None and host.available < 0
-        styles = [_verdict(host), "", "", "", "bold red" if over else "", ""]
+        verdict = "" if not host.used or host.share is None else "bold blue" if host.share >= 0.5 else "bold red"
+        styles = [verdict, "", "", "", "bold red" if over else "", ""]
         return [*line, *map(Part, texts, styles)]
 
     def _of_job(self, job: JobMemory, cells: Sequence[str]) -> Line:
@@ -182,17 +173,7 @@ class MemoryTable:
         master = MASTER if job.master else ""
         who = f"  {master:<{len(MASTER)}} {clean(job.job):<{self._job}} {_cut(clean(job.owner), self._owner)}"
         who = f"{who:<{len(MASTER) + self._job + self._owner + 4}} {clean(job.name)[:NAME]}"
-        return [Part(f"{_cut(who, room):<{room}}" + self._numbers([*cells[:3], "", "", cells[3]]))]
-
-    def _meaning(self, kind: Kind) -> list[Part]:
-        return [Part(kind.sign, kind.style), Part(f" {kind.meaning}  ")]
-
-
-def _verdict(host: HostMemory) -> str:
-    """Return the style of a share, by whether used memory is at least half of the reserved."""
-    if not host.used or host.share is None:
-        return ""
-    return "bold blue" if host.share >= 0.5 else "bold red"
+        return [Part(f"{_cut(who, room):<{room}}" + self._numbers(cells))]
 
 
 def _cut(text: str, width: int) -> str:

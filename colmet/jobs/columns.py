@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
-from colmet.batch import records
+from colmet.batch import systems
 from colmet.common import measures
 from colmet.common.measures import ALL, MAX, SUM, Measure
 
@@ -25,9 +25,9 @@ Value = Union[int, float, str, bytes, None]
 Summary = Mapping[str, Value]  # a row of the archive: values by name of the column; a missing name is a missing value
 
 # Values of the column `state`. "ended": it is over, and the batch system has not said how.
-ENDED, RUNNING, DONE, FAILED = "ended", records.RUNNING, records.DONE, records.FAILED
-CANCELLED, TIMEOUT = records.CANCELLED, records.TIMEOUT
-OUT_OF_MEMORY, NODE_FAILED = records.OUT_OF_MEMORY, records.NODE_FAILED
+ENDED, RUNNING, DONE, FAILED = "ended", systems.RUNNING, systems.DONE, systems.FAILED
+CANCELLED, TIMEOUT = systems.CANCELLED, systems.TIMEOUT
+OUT_OF_MEMORY, NODE_FAILED = systems.OUT_OF_MEMORY, systems.NODE_FAILED
 STATES: Mapping[str, str] = {
     RUNNING: "running",
     DONE: "ended with exit code 0",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from colmet.batch.coordinators import has_accounts, read_coordinators
+from colmet.batch.slurm import has_accounts, read_coordinators
 from colmet.batch.systems import find_record_sources
 from colmet.collector.feed import default_paths
 from colmet.common.config.cli import EXIT_CONFIG
@@ -35,7 +35,7 @@ from colmet.web.reports import ReportProcesses
 from colmet.web.store import StoreReader, archive_opener, opener
 
 if TYPE_CHECKING:
-    from colmet.batch.gridengine import MemoryWatch
+    from colmet.batch.gridengine_watch import MemoryWatch
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def gridengine_of(options: argparse.Namespace) -> MemoryWatch | None:
     """Return the reader of Grid Engine's memory figures, not started; None without --gridengine."""
     if not options.gridengine and options.gridengine_xml is None:
         return None
-    from colmet.batch.gridengine import CommandSource, FileSource, MemoryWatch
+    from colmet.batch.gridengine_watch import CommandSource, FileSource, MemoryWatch
 
     source = CommandSource() if options.gridengine_xml is None else FileSource(options.gridengine_xml)
     return MemoryWatch(source, encoding=options.gridengine_encoding)

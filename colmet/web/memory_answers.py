@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owner, Owners, RequestedJob
+from colmet.batch.gridengine_memory import BatchHost, Hosts, JobOnHost, Owner, Owners, RequestedJob
 from colmet.common.live.summary import JobUsage
 
 UNKNOWN = "-"

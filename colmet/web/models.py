@@ -5,7 +5,7 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  #
 
 from pydantic import Field, create_model
 
-from colmet.batch import qmem
+from colmet.batch import gridengine_memory as qmem
 from colmet.common import measures
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure

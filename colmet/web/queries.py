@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colmet.batch.qmem import Hosts, Owners
+from colmet.batch.gridengine_memory import Hosts, Owners
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import HEARD_S, JOB_KEYS, arranged, ordered, total
 from colmet.web.catalogue import columns_of, reasons
@@ -23,7 +23,7 @@ from colmet.web.series_query import NO_STORE, SeriesQuery, SeriesReading
 from colmet.web.store import StoreReader, warning_of
 
 if TYPE_CHECKING:
-    from colmet.batch.gridengine import MemoryWatch
+    from colmet.batch.gridengine_watch import MemoryWatch
 
 SNAPSHOT_S = 1.0  # lifetime of a snapshot
 TOTALS = ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet import __version__
-from colmet.batch.qmem import envelope
+from colmet.batch.gridengine_memory import envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.jobs.report.archived import UNREADABLE

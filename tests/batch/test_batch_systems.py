@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from colmet.batch import answers
-from colmet.batch.answers import AskError, Cached, ask, json_values, name, whole
+from colmet.batch.answers import AskError, BatchError, Cached, ask, count, json_values, name
 from colmet.batch.condor import HTCondor
-from colmet.batch.model import BatchError
 from colmet.batch.oar import OAR
 from colmet.batch.slurm import Slurm
 from colmet.batch.systems import find_systems
@@ -19,7 +18,7 @@ def test_batch_systems_are_found_by_name_each_once_and_in_order():
     found = find_systems(["slurm", "condor", "oar", "slurm"])
     assert [type(system) for system in found] == [Slurm, HTCondor, OAR]
     assert [system.name for system in found] == ["slurm", "condor", "oar"]
-    assert all(system.left_out == 0 for system in found)
+    assert all(system.skipped == 0 for system in found)
 
 
 def test_a_batch_system_that_is_not_known_is_an_error_that_names_those_that_are():
@@ -39,11 +38,7 @@ def test_a_command_is_asked_in_english_and_with_what_is_added_to_the_environment
 @pytest.mark.parametrize(
     ("answer", "why", "said"),
     [
-        (
-            {"status": 3, "said": "cannot connect"},
-            "status",
-            "returned 3: cannot connect; run it by hand to see how Test",
-        ),
+        ({"status": 3, "said": "refused"}, "status", "returned 3: refused; run it by hand to see how Test"),
         ({"slow_s": 30}, "late", "did not end within 0.3 s and was killed; run it by hand"),
         ({"text": "x" * 2000}, "", "printed more than 1000 bytes and was killed; run it by hand"),
     ],
@@ -64,8 +59,8 @@ def test_an_answer_may_have_several_values_or_none():
 
 def test_numbers_that_are_none_are_not_taken_for_some():
     assert json_values("[NaN, Infinity, 1e400, 123456789012345678901234567890]", "tell")[0][3] is None
-    assert [whole(value) for value in (3, 3.0, 0)] == [3, 3, 0]
-    assert [whole(value) for value in (None, True, -1, 3.5, "3", [3], float("nan"), float("inf"))] == [None] * 8
+    assert [count(value) for value in (3, 3.0, 0, "3")] == [3, 3, 0, 3]
+    assert [count(value) for value in (None, True, -1, 3.5, "x", [3], float("nan"), float("inf"))] == [None] * 8
 
 
 def test_control_characters_in_texts_do_no_harm_to_others():

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from colmet.batch import gridengine_records
-from colmet.batch.answers import FormError
-from colmet.batch.gridengine_records import GridEngineRecords, account, accounts_path
-from colmet.batch.model import BatchError
+from colmet.batch import gridengine
+from colmet.batch.answers import BatchError, FormError
+from colmet.batch.gridengine import GridEngineRecords, account, accounts_path
 from tests.support.batch_commands import DATA, Commands
 
 RECORDED = DATA / "gridengine"
@@ -23,12 +22,9 @@ ENDS = {
     "5": ("timeout", None, 9),  # h_rt
     "6": ("timeout", None, 10),  # s_rt
     "7": ("cancelled", None, 9),  # qdel
-    **{f"8.{task}": ("done", 0, None) for task in (2, 4, 6)},
-    "9": ("done", 0, None),
+    **dict.fromkeys(("8.2", "8.4", "8.6", "9", "11", "13"), ("done", 0, None)),
     "10": ("timeout", None, 9),  # h_cpu
-    "11": ("done", 0, None),
     "12": ("cancelled", None, 9),
-    "13": ("done", 0, None),
     "14": ("failed", 100, None),
     "15": ("cancelled", 99, None),  # the job asked to be run again, some times
 }
@@ -65,16 +61,11 @@ def test_states_exit_codes_and_requests_are_those_of_the_accounts():
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
-        ({"f11": 0, "f12": 0}, "done"),
-        ({"f11": 0, "f12": 1}, "failed"),
-        ({"f11": 8, "f12": 0}, "node_failed"),
-        ({"f11": 21, "f12": 0}, "node_failed"),
-        ({"f11": 28, "f12": 0}, "failed"),
+        *[({"f11": 0, "f12": 0}, "done"), ({"f11": 0, "f12": 1}, "failed"), ({"f11": 28, "f12": 0}, "failed")],
+        *[({"f11": code, "f12": 0}, "node_failed") for code in (8, 21)],
         ({"f11": 100, "f12": 137, "f42": 3e8}, "out_of_memory"),  # more than h_vmem
-        ({"f11": 37, "f12": 137}, "timeout"),
-        ({"f11": 100, "f12": 137, "f39": "-l h_rt=0:0:10"}, "timeout"),
-        ({"f11": 100, "f12": 137, "f39": "-l h_rt=11"}, "cancelled"),
-        ({"f11": 100, "f12": 139}, "failed"),
+        *[({"f11": 37, "f12": 137}, "timeout"), ({"f11": 100, "f12": 137, "f39": "-l h_rt=0:0:10"}, "timeout")],
+        *[({"f11": 100, "f12": 137, "f39": "-l h_rt=11"}, "cancelled"), ({"f11": 100, "f12": 139}, "failed")],
         ({"f11": 255, "f12": 0}, "failed"),
     ],
 )
@@ -166,12 +157,12 @@ def test_running_tasks_are_those_of_qstat(tmp_path, monkeypatch):
     commands = Commands(tmp_path / "bin", monkeypatch)
     source = GridEngineRecords(str(tmp_path / "accounting"))
     assert source.running() == [], "without qstat"
-    commands.answers(gridengine_records.QSTAT, RECORDED / "qstat-r.xml")
+    commands.answers(gridengine.RUNNING_JOBS, RECORDED / "qstat-r.xml")
     running = {one.job: one for one in source.running()}
     assert set(running) == {12, 15}
     assert running[12].started == 1795646481, "as the accounts had it later"
     assert (running[12].requested_memory, running[12].batch_hosts) == (100 << 20, "node2")
-    commands.answers(gridengine_records.QSTAT, "error: commlib error: got select error\n")
+    commands.answers(gridengine.RUNNING_JOBS, "error: commlib error: got select error\n")
     with pytest.raises(BatchError):
         source.running()
 

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from colmet.batch import coordinators
-from colmet.batch.slurm_records import state_of
+from colmet.batch import slurm
+from colmet.batch.slurm import state_of
 from colmet.jobs.archive.store import SUFFIX
 from tests.beds.archived import Archive
 from tests.beds.bed import Bed, burn, eventually, running
@@ -207,8 +207,8 @@ def test_coordinators_of_an_account_and_of_its_parent_are_read(site):
         "add coordinator accounts=physics names=colmet-slurm",
     ):
         site.bed.inside("sacctmgr", "--immediate", *words.split(), **environment(site.bed))
-    text = site.bed.inside(*coordinators.COMMAND, **environment(site.bed))
-    assert coordinators.parse_coordinators(text) == {
+    text = site.bed.inside(*slurm.COORDINATORS, **environment(site.bed))
+    assert slurm.parse_coordinators(text) == {
         "optics": frozenset({OTHER_USER, "colmet-slurm"}),
         "physics": frozenset({"colmet-slurm"}),
     }, text

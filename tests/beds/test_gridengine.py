@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.batch.gridengine import NO_QUEUE, CommandSource, FileSource, GridEngine, MemoryWatch
-from colmet.batch.model import BatchError
+from colmet.batch.answers import BatchError
+from colmet.batch.gridengine import NO_QUEUE, GridEngine
+from colmet.batch.gridengine_watch import CommandSource, FileSource, MemoryWatch
 from tests.beds.bed import Bed, eventually
 from tests.beds.programs import documents, serving
 

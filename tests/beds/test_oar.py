@@ -393,7 +393,7 @@ def test_queues_and_jobs_are_those_that_oarstat_lists(site, measured):
     assert queues.keys() == {"admin", "default", "besteffort"}
     assert queues["default"][1:] == (1, 3, 1, 2 + 1 + 1, None)
     assert queues["admin"][1:] == (0, 0, 0, 0, None)
-    assert system.left_out == 0
+    assert system.skipped == 0
     recent = {job.id: job for job in system.ended(round(up_s) + 60)}
     ended = recent[str(measured[0])]
     assert (ended.state, ended.user) == ("finished", "colmet-oar")

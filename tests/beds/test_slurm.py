@@ -126,7 +126,7 @@ def test_queues_and_jobs_are_those_that_squeue_lists():
     assert (queue.name, queue.idle, queue.running, queue.held) == ("bed", 5, 2, 4)
     assert queue.cores == sum(line[3] for line in plain.values() if line[0] == "running")
     assert all(job.runtime_s == 0 for job in system.jobs() if job.state == "idle")
-    assert system.left_out == 0
+    assert system.skipped == 0
     assert system.ended(3600) == []  # this Slurm keeps no accounts
 
 

@@ -1,22 +1,20 @@
-"""Facility documents as rows: what each becomes, and that it reaches HDF5 and Elasticsearch by a real collector."""
+"""Facility documents as rows: what each becomes, and that it reaches HDF5 by a real collector."""
 
 from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 
 import h5py
 import pytest
 
 from colmet.common.config import cli
 from colmet.common.config.keys import write_pair
-from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
+from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, USERS
 from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options
-from colmet.facility.rows import rows_of, tables_of
+from colmet.facility.collector_output import rows_of, tables_of
 from colmet.facility.sender import Outcome
-from tests.support.bulk_server import Database
 
 TIME_S = int(time.time())  # rows of long ago are dropped for their age
 TIME_NS = TIME_S * 10**9
@@ -112,15 +110,6 @@ def test_documents_without_a_table_are_counted():
     assert rows_of([{"kind": "unheard"}, {}, {"kind": "NETWORK", "network": 3}, DOCUMENTS[0]])[1] == 3
 
 
-def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
-    page = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
-    for schema in SCHEMAS:
-        part = page.split(f"\n## {schema.name}\n")[1].split("\n## ")[0]
-        assert schema.scope == "node"
-        for field in schema.fields:
-            assert field.help.partition("Source: ")[2] and part.count(f"\n* `{field.name}` ({field.kind}") == 1
-
-
 def options_of(uri, *arguments):
     parser = cli.Parser()
     options.add_collector(parser)
@@ -156,40 +145,12 @@ def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector
     assert collector.stop()[0] == 0
     with h5py.File(path) as file:
         stored = {name: file["job_0"][name][()] for name in file["job_0"] if name.startswith("facility_")}
-    assert {name: len(found) for name, found in stored.items()} == {
-        "facility_logins_default": 1,
-        "facility_jupyter_default": 2,
-        "facility_users_default": 3,
-        "facility_hosts_default": 1,
-        "facility_disks_default": 2,
-        "facility_queues_default": 2,
-        "facility_jobs_default": 2,
-    }
+    counts = {"logins": 1, "jupyter": 2, "users": 3, "hosts": 1, "disks": 2, "queues": 2, "jobs": 2}
+    assert {name.split("_")[1]: len(found) for name, found in stored.items()} == counts
     row = stored["facility_queues_default"][1]
     assert (row["timestamp"], row["hostname"], row["job_id"]) == (TIME_S, b"login1-facility", 0)
     assert (row["queue"], row["idle"], row["allocated_cores"], row["cluster"]) == (b"short", 0, -1, b"UC-AF")
     assert stored["facility_hosts_default"][0]["load"] == 0.25
-
-
-@pytest.mark.live
-def test_rows_reach_elasticsearch(output, start_collector, tmp_path):
-    database = Database(1)
-    try:
-        journal = ("--journal-dir", str(tmp_path / "journal"))
-        collector = start_collector("--elastic-host", database.url, "-s", "0.1", *journal)
-        one = output()
-        one.put(DOCUMENTS, TIME_NS)
-        assert one.finish().complete
-        one.close()
-        assert collector.stop()[0] == 0
-    finally:
-        database.stop()
-    found = [(index, row) for (index, _), row in database.documents.items() if index.startswith("colmet_facility_")]
-    assert len(found) == 13 and {row["hostname"] for _, row in found} == {"login1-facility"}
-    (short,) = [row for index, row in found if index == "colmet_facility_queues_default" and row["queue"] == "short"]
-    assert short["idle"] == 0 and "allocated_cores" not in short and short["timestamp"] == TIME_S
-    users = [row["user"] for index, row in found if index == "colmet_facility_users_default"]
-    assert sorted(users) == ["alice", "bob", "carol"]
 
 
 @pytest.mark.live

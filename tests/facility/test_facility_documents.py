@@ -9,63 +9,42 @@ import os
 
 import pytest
 
-from colmet.batch.model import BatchJob, Queue
+from colmet.batch.systems import BatchJob, Queue
 from colmet.common.config import secretfile
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.facility import debugfiles, documents, obfuscation
+from colmet.facility import documents, people
 from colmet.facility.documents import DocumentGroup, Space, Traffic
 
-
-def test_a_document_of_jupyter_users():
-    assert list(documents.jupyter("jupyter-ml", "UC-AF", ["alice", "bob"]).items()) == [
-        ("token", None),
-        ("kind", "jupyter-ml"),
-        ("cluster", "UC-AF"),
-        ("jupyter_user_count", 2),
-        ("users", ["alice", "bob"]),
-    ]
+ALICE_AND_BOB = ["alice", "bob", "alice"]
 
 
-def test_a_document_of_logins():
-    assert list(documents.ssh("UC-AF", "login1", ["alice", "bob", "alice"]).items()) == [
-        ("token", None),
-        ("kind", "ssh"),
-        ("cluster", "UC-AF"),
-        ("login_node", "login1"),
-        ("ssh_user_count", 3),
-        ("users", ["alice", "bob", "alice"]),
-    ]
+def test_documents_of_users_begin_as_all_do():
+    head = [("token", None), ("kind", "jupyter-ml"), ("cluster", "UC-AF")]
+    found = documents.jupyter("jupyter-ml", "UC-AF", ALICE_AND_BOB[:2])
+    assert list(found.items()) == [*head, ("jupyter_user_count", 2), ("users", ALICE_AND_BOB[:2])]
+    head = [("token", None), ("kind", "ssh"), ("cluster", "UC-AF"), ("login_node", "login1")]
+    found = documents.ssh("UC-AF", "login1", ALICE_AND_BOB)
+    assert list(found.items()) == [*head, ("ssh_user_count", 3), ("users", ALICE_AND_BOB)]
 
 
 def test_the_documents_of_a_host():
     head = {"token": None, "cluster": "UC-AF", "login_node": "login1"}
     assert documents.cpu("UC-AF", "login1", 0.25) == {**head, "kind": "CPU", "load": 0.25}
     assert documents.memory("UC-AF", "login1", 100, 40) == {**head, "kind": "MEM", "total": 100, "available": 40}
-    assert documents.network("UC-AF", "login1", Traffic(10, 20, 299.987)) == {
-        **head,
-        "kind": "NETWORK",
-        "network": {"sent": 10, "received": 20, "interval": 299.987},
-    }
+    network = {"kind": "NETWORK", "network": {"sent": 10, "received": 20, "interval": 299.987}}
+    assert documents.network("UC-AF", "login1", Traffic(10, 20, 299.987)) == {**head, **network}
     space = {"kind": "DISK", "mount": "/home", "total": 1000, "used": 250, "free": 700, "utilization": 0.25}
-    assert documents.disk("UC-AF", "login1", Space("/home", "sda1", 1000, 250, 700)) == {
-        **head,
-        **space,
-        "device": "sda1",
-    }
-    assert documents.disk("UC-AF", "login1", Space("/home", None, 1000, 250, 700)) == {**head, **space}
+    for device, shown in (("sda1", {"device": "sda1"}), (None, {})):
+        found = documents.disk("UC-AF", "login1", Space("/home", device, 1000, 250, 700))
+        assert found == {**head, **space, **shown}
 
 
 def test_the_documents_of_queues_and_jobs():
     head = {"token": None, "cluster": "UC-AF"}
     queue = {"kind": "condorqueue", "queue": "all", "idle": 3, "running": 2, "held": 1}
-    assert documents.queue("UC-AF", Queue("all", 3, 2, 1, 16, 32000)) == {
-        **head,
-        **queue,
-        "allocated_cores": 16,
-        "allocated_mem": 32000,
-    }
-    assert documents.queue("UC-AF", Queue("all", 3, 2, 1)) == {**head, **queue}
-    assert documents.queue("UC-AF", Queue("all", 3, 2, 1, cores=0)) == {**head, **queue, "allocated_cores": 0}
+    given = {"allocated_cores": 16, "allocated_mem": 32000}
+    for cores, memory, shown in ((16, 32000, given), (None, None, {}), (0, None, {"allocated_cores": 0})):
+        assert documents.queue("UC-AF", Queue("all", 3, 2, 1, cores, memory)) == {**head, **queue, **shown}
     job = BatchJob("12.0", "alice", "running", 61)
     fields = {"kind": "condorjob", "users": "alice", "Id": "12.0", "Runtime": 61}
     assert documents.job("UC-AF", job, "alice") == {**head, **fields, "state": "running"}
@@ -76,16 +55,16 @@ def test_the_documents_of_queues_and_jobs():
 
 
 def test_the_compatible_names_have_the_check_values():
-    assert obfuscation.salted("")("alice") == "2bd806c9"
-    assert obfuscation.salted("salt")("alice") == "3baa379b"
+    assert people.salted("")("alice") == "2bd806c9"
+    assert people.salted("salt")("alice") == "3baa379b"
 
 
 def test_keyed_names_are_16_digits_of_the_hmac():
     key = bytes(range(32))
-    assert obfuscation.keyed(key)("alice") == hmac.new(key, b"alice", hashlib.sha256).hexdigest()[:16]
-    assert obfuscation.keyed(key)("alice") != obfuscation.keyed(bytes(32))("alice")
+    assert people.keyed(key)("alice") == hmac.new(key, b"alice", hashlib.sha256).hexdigest()[:16]
+    assert people.keyed(key)("alice") != people.keyed(bytes(32))("alice")
     with pytest.raises(ValueError, match="31 bytes is too short"):
-        obfuscation.keyed(bytes(31))
+        people.keyed(bytes(31))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +78,7 @@ def test_keyed_names_are_16_digits_of_the_hmac():
     ],
 )
 def test_the_name_of_a_host_keeps_all_its_digits(name, domain, shown):
-    assert obfuscation.host(name, domain) == shown
+    assert people.host(name, domain) == shown
 
 
 # -- secrets --
@@ -130,87 +109,78 @@ def test_a_secret_file_that_cannot_be_used_is_reported(tmp_path, content, mode, 
 
 def test_a_key_that_was_made_can_be_read(tmp_path):
     path = tmp_path / "key"
-    obfuscation.make_key(str(path))
+    people.make_key(str(path))
     assert path.stat().st_mode & 0o777 == 0o600
-    key = obfuscation.read_key("--key-file", str(path))
+    key = people.read_key("--key-file", str(path))
     assert key == path.read_bytes() and len(set(key)) > 8
     with pytest.raises(ConfigError, match="is there already; with another key all names change"):
-        obfuscation.make_key(str(path))
+        people.make_key(str(path))
     assert path.read_bytes() == key
 
 
 # -- -d --
 
 
-def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
-    first, second = documents.cpu("X", "n", 0.5), documents.jupyter("jupyter-ml", "X", ["é"])
-    debugfiles.write([DocumentGroup("host.json", [first, first])], None, str(tmp_path))
-    debugfiles.write(
-        [DocumentGroup("host.json", [first]), DocumentGroup("jupyter-debug.json", [second])], None, str(tmp_path)
-    )
+GROUP = DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])
+
+
+def test_debug_files_hold_the_documents_one_behind_the_other_for_their_owner_alone(tmp_path):
+    second = documents.jupyter("jupyter-ml", "X", ["é"])
+    documents.write_files([DocumentGroup("host.json", GROUP.documents * 2)], None, str(tmp_path))
+    groups = [GROUP, DocumentGroup("jupyter-debug.json", [second]), DocumentGroup("ssh.json", [])]
+    documents.write_files(groups, None, str(tmp_path))
     text = '{\n    "token": null,\n    "kind": "CPU",\n    "cluster": "X",\n    "login_node": "n",\n    "load": 0.5\n}'
     assert (tmp_path / "host.json").read_text() == text * 3
     assert '"\\u00e9"' in (tmp_path / "jupyter-debug.json").read_text()
     assert json.loads((tmp_path / "jupyter-debug.json").read_text()) == second
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"host.json": 0o600, "jupyter-debug.json": 0o600}, "a source that failed leaves no empty file"
 
 
 def test_debug_files_have_the_token_of_the_command_line(tmp_path):
-    debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
-    written = json.loads((tmp_path / "ssh.json").read_text())
+    documents.write_files([GROUP], "secret", str(tmp_path))
+    written = json.loads((tmp_path / "host.json").read_text())
     assert next(iter(written)) == "token" and written["token"] == "secret"
 
 
-def test_a_debug_file_that_cannot_be_written_is_reported(tmp_path):
-    (tmp_path / "ssh.json").mkdir()
-    with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
-        debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
-
-
-def test_a_new_debug_file_is_for_its_owner_alone(tmp_path):
-    groups = [DocumentGroup("ssh.json", [documents.ssh("X", "n", [])]), DocumentGroup("jupyter-debug.json", [])]
-    debugfiles.write(groups, "secret", str(tmp_path))
-    assert (tmp_path / "ssh.json").stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["ssh.json"], "a source that failed leaves no empty file"
+def refused(folder, why):
+    with pytest.raises(ColmetError, match=rf"host\.json cannot be written: {why}"):
+        documents.write_files([GROUP], "secret", str(folder))
 
 
 def test_a_file_that_others_may_read_gets_no_token(tmp_path):
     path = tmp_path / "host.json"
+    path.touch()
     for mode in (0o644, 0o660, 0o602):
-        path.touch()
         path.chmod(mode)
-        with pytest.raises(ColmetError, match=r"host\.json cannot be written: .* others may read this file; remove it"):
-            debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
-        assert path.read_bytes() == b""
+        refused(tmp_path, ".* others may read this file; remove it")
+    path.chmod(0o600)
+    os.link(path, tmp_path / "another")
+    refused(tmp_path, "")
+    assert path.read_bytes() == b""
 
 
 @pytest.mark.usefixtures("other_owner")
 def test_a_file_of_another_user_gets_no_token(tmp_path):
-    path = tmp_path / "logins.json"
+    path = tmp_path / "host.json"
     path.touch(0o600)
     os.chown(path, 65534, 65534)
-    with pytest.raises(ColmetError, match=r"logins\.json cannot be written: .* others may read this file"):
-        debugfiles.write([DocumentGroup("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    refused(tmp_path, ".* others may read this file")
     assert path.read_bytes() == b""
 
 
-def test_debug_files_are_no_links_and_no_pipes(tmp_path):
-    (tmp_path / "ssh.json").symlink_to(tmp_path / "other")
-    with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: it is a link"):
-        debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+def test_debug_files_are_no_links_pipes_or_directories(tmp_path):
+    path = tmp_path / "host.json"
+    path.symlink_to(tmp_path / "other")
+    refused(tmp_path, "it is a link")
     assert not (tmp_path / "other").exists()
-    os.mkfifo(tmp_path / "host.json")
-    with pytest.raises(ColmetError, match=r"host\.json cannot be written: No such device"):
-        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
-    reader = os.open(tmp_path / "host.json", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(ColmetError, match=r"host\.json cannot be written: it is not a file"):
-        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    path.unlink()
+    os.mkfifo(path)
+    refused(tmp_path, "No such device")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    refused(tmp_path, "it is not a file")
     assert os.read(reader, 100) == b""
     os.close(reader)
-
-
-def test_a_file_with_another_name_elsewhere_gets_no_token(tmp_path):
-    path = tmp_path / "host.json"
-    path.touch(0o600)
-    os.link(path, tmp_path / "another")
-    with pytest.raises(ColmetError, match="cannot be written"):
-        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    path.unlink()
+    path.mkdir()
+    refused(tmp_path, "Is a directory")

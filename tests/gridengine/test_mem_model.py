@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.batch.gridengine_memory import parse_memory
-from colmet.batch.qmem import envelope
-from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
+from colmet.batch.gridengine_memory import envelope
 from colmet.gridengine.model import GIB, Wanted, count, natural
+from colmet.gridengine.server import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
 DATA = Path(__file__).parents[1] / "data/mem"
 QHOST, QSTAT = ((DATA / f"{name}.json").read_bytes() for name in ("qhost", "qstat"))
@@ -47,11 +46,8 @@ def on_host(count_=1, tasks=(), master=True):
 
 def request(gigabytes, used):
     text = f"{gigabytes}G" if gigabytes else ""
-    return {
-        "requested_h_vmem_strval": text,
-        "requested_h_vmem_dblval": gigabytes * GIB,
-        "hostname": {"n1": used},
-    }
+    request = {"requested_h_vmem_strval": text, "requested_h_vmem_dblval": gigabytes * GIB}
+    return {**request, "hostname": {"n1": used}}
 
 
 def test_hosts_have_the_sums_that_a_hand_counts():
@@ -123,18 +119,6 @@ def test_a_size_that_is_no_number_is_not_known_and_counted(text):
     memory = of_one({"7": on_host()}, {"7": request(1, {"master": text})})
     assert memory.hosts[0].jobs[0].used is None and memory.unread == 1
     assert of_one({}, {}, mem_total=text).unread == of_one({}, {}, num_proc=text).unread == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        *[("47.3G", 47.3 * GIB), ("512.0M", 0.5 * GIB), ("1.5T", 1536 * GIB), ("12K", 12288), ("100", 100)],
-        *[("0.0", 0), ("2g", 2e9), ("3m", 3e6), ("4k", 4e3)],
-        *[("-", None), ("", None), ("G", None), ("1P", None), ("9" * 12 + "T", None), ("1 G", None)],
-    ],
-)
-def test_the_memory_of_a_host_is_read_with_its_unit(text, size):
-    assert parse_memory(text) == size
 
 
 # -- what is shown --

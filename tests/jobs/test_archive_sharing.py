@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from colmet.batch.records import JobRecord
+from colmet.batch.systems import JobRecord
 from colmet.common.errors import OutputUnavailable
 from colmet.jobs.archive import removal
 from colmet.jobs.archive.documents import HOSTS, JOBS, STATE

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from colmet.batch.records import DONE, JobRecord
+from colmet.batch.systems import DONE, JobRecord
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.queries import JobFilter
 from colmet.jobs.archive.store import ArchiveStore, Changes

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from colmet.batch.records import JobRecord
+from colmet.batch.systems import JobRecord
 from colmet.jobs.archive.documents import Facts, job_documents
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.queries import JobFilter

@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from colmet.batch.model import BatchError
-from colmet.batch.records import CANCELLED, DONE, FAILED, RUNNING, JobRecord, RecordSource
-from colmet.batch.slurm_records import SlurmRecords
-from colmet.batch.systems import find_record_sources
+from colmet.batch.answers import BatchError
+from colmet.batch.slurm import SlurmRecords
+from colmet.batch.systems import CANCELLED, DONE, FAILED, RUNNING, JobRecord, RecordSource, find_record_sources
 from colmet.collector.backends.archive import ArchiveOutput
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.config.cli import Parser
@@ -291,7 +290,7 @@ def output_of(words):
 def test_the_output_joins_and_shows_its_counters(tmp_path, monkeypatch):
     commands = Commands(tmp_path / "bin", monkeypatch)
     commands.answers(["squeue", None])
-    line = f"7|7|ann|p|q|{NOW}|{int(time.time()) - 60}|{int(time.time()) - 50}|COMPLETED|0:0|5|cpu=1|cpu=1|n1|sleep"
+    line = f"7|7|ann|p|q|{NOW}|{int(time.time()) - 60}|{int(time.time()) - 50}|COMPLETED|0:0|5|7|cpu=1|cpu=1|n1|sleep"
     commands.answers(["sacct", None], [line.split("|")])
     path = tmp_path / "a.sqlite"
     output = output_of(["--archive", str(path), "--archive-batch", "slurm", "--sample-period", "0.005"])

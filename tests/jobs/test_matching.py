@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from colmet.batch.records import CANCELLED, DONE, RUNNING, JobRecord
+from colmet.batch.systems import CANCELLED, DONE, RUNNING, JobRecord
 from colmet.jobs.archive.matching import NAMES, columns_of, plan
 from colmet.jobs.columns import BATCH
 

@@ -29,7 +29,7 @@ def accounts(now, count):
     lines = []
     for n in range(1, count + 1):
         times = f"{now - 90}|{now - 60 - n}|{now - 20 + n // 10}"
-        lines.append(f"{n}|{n}|ann|physics|p{n % 3}|{times}|{ENDS[n % 6][0]}|5|cpu=1,mem=1G||n1|job {n}".split("|"))
+        lines.append(f"{n}|{n}|ann|physics|p{n % 3}|{times}|{ENDS[n % 6][0]}|5|7|cpu=1,mem=1G||n1|job {n}".split("|"))
     return lines
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from colmet.common.live.summary import measure_jobs, measure_nodes
-from colmet.gridengine.answers import parse_hosts, parse_owners
 from colmet.gridengine.model import GIB, Wanted, count
+from colmet.gridengine.server import parse_hosts, parse_owners
 from colmet.web.memory_answers import hosts_of, owners_of, uid_of
 from tests.support.top_bed import Bed
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from colmet.batch.answers import BatchError
-from colmet.batch.coordinators import parse_coordinators
+from colmet.batch.slurm import parse_coordinators
 from colmet.common.errors import ConfigError
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore, Changes

@@ -15,8 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from colmet.batch.answers import cancel
-from colmet.batch.records import JobRecord, RecordSource
-from colmet.batch.systems import RECORDS
+from colmet.batch.systems import RECORDS, JobRecord, RecordSource
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.batch.records import JobRecord
+from colmet.batch.systems import JobRecord
 from colmet.jobs.columns import BATCH, INTEGER, RUNNING, TEXT, Summary, Value, whole_of
 from colmet.jobs.job_summaries import NEAR_S, named_user
 

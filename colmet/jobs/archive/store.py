@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import NamedTuple
 
-from colmet.batch.records import JobRecord
+from colmet.batch.systems import JobRecord
 from colmet.common.errors import ColmetError, OutputUnavailable, is_later, later_form
 from colmet.jobs import columns
 from colmet.jobs import job_summaries as whole

@@ -1,20 +1,23 @@
-"""Records of OAR's jobs, from what oarstat and the REST interface printed; beside the real OAR: tests/beds."""
+"""OAR's queues, jobs and records, of what its commands and its REST interface printed; the real OAR: tests/beds."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from colmet.batch import oar_records
-from colmet.batch.model import BatchError
-from colmet.batch.oar_records import OarRecords, OarRestRecords, gpus_of, job_record
+from colmet.batch import oar
+from colmet.batch.answers import BatchError
+from colmet.batch.oar import OAR, OarRecords, OarRestRecords, gpus_of, job_record, listed_job
+from colmet.batch.systems import BatchJob, Queue
 from colmet.common.errors import ConfigError
 from tests.support.batch_commands import DATA, Commands
 
 RECORDED = DATA / "oar"
+NOW = 1795346300
 # By number: state, exit code, signal, OAR's word; as the jobs were submitted: true, exit 3, SEGV, KILL, walltime of
 # 10 s, oardel, an array of two, a job that waited for 6, a short one, no such program, besteffort
 ENDS = {
@@ -40,16 +43,17 @@ def recorded(name):
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    return Commands(tmp_path / "bin", monkeypatch)
+    monkeypatch.setattr(time, "time", lambda: float(NOW))
+    commands = Commands(tmp_path / "bin", monkeypatch)
+    commands.answers(oar.QUEUES, RECORDED / "oarnotify.txt")
+    return commands
 
 
 def command(condition):
-    return [*oar_records.COMMAND, condition]
+    return [*oar.WHOLE_JOBS, condition]
 
 
-RUNNING = "state IN ({}) OR ({})".format(
-    ",".join(f"'{state}'" for state in oar_records.RUN), oar_records.WAIT_FOR_OTHERS
-)
+RUNNING = f"state IN ('Running', 'Suspended', 'Resuming', 'Finishing') OR ({oar.WAIT_FOR_OTHERS})"
 
 
 def read_records(jobs):
@@ -77,7 +81,8 @@ def test_an_array_has_places_where_oarstat_prints_them():
 def test_oarstat_is_asked_in_bulk_and_a_dependency_is_kept_until_the_job_has_run(commands):
     commands.answers(command(RUNNING), RECORDED / "oarstat-runs.json")
     commands.answers(
-        command("state IN ('Terminated','Error') AND stop_time >= 5 AND stop_time <= 9"), RECORDED / "oarstat-ends.json"
+        command("state IN ('Terminated', 'Error') AND stop_time >= 5 AND stop_time <= 9"),
+        RECORDED / "oarstat-ends.json",
     )
     commands.answers(command("job_id IN (9,99)"), json.dumps({"9": {**recorded("oarstat-ends.json")[0], "Job_Id": 9}}))
     source = OarRecords()
@@ -95,23 +100,19 @@ def test_jobs_that_never_started_have_no_record():
     assert job_record(waits) is None
 
 
-@pytest.mark.parametrize("state", ["toLaunch", "Launching"])
-def test_a_job_that_is_launched_has_no_record_since_its_start_is_not_final(state):
+def test_a_job_that_is_launched_has_no_record_since_its_start_is_not_final():
     """It changes by the seconds that the launch lasts, and an earlier start would be that of another run."""
-    launched = {**recorded("oarstat-ended.json")[0], "state": state, "stopTime": 0}
-    assert job_record({**launched, "state": "Running"}) is not None
-    assert job_record(launched) is None
+    launched = {**recorded("oarstat-ended.json")[0], "stopTime": 0}
+    found = {state: job_record({**launched, "state": state}) for state in ("toLaunch", "Launching", "Running")}
+    assert [state for state, record in found.items() if record] == ["Running"]
 
 
 @pytest.mark.parametrize(
     ("events", "state"),
     [
-        (["FRAG_JOB_REQUEST", "WALLTIME"], "timeout"),
-        (["BESTEFFORT_KILL", "FRAG_JOB_REQUEST"], "cancelled"),
-        (["PING_CHECKER_NODE_SUSPECTED_END_JOB"], "node_failed"),
-        (["PROLOGUE_ERROR", "FRAG_JOB_REQUEST"], "failed"),
-        ([], "failed"),
-        (["SOMETHING_NEW"], "failed"),
+        *[(["FRAG_JOB_REQUEST", "WALLTIME"], "timeout"), (["BESTEFFORT_KILL", "FRAG_JOB_REQUEST"], "cancelled")],
+        *[(["PING_CHECKER_NODE_SUSPECTED_END_JOB"], "node_failed"), (["PROLOGUE_ERROR", "FRAG_JOB_REQUEST"], "failed")],
+        *[([], "failed"), (["SOMETHING_NEW"], "failed")],
     ],
 )
 def test_the_events_of_a_job_in_error_name_the_cause(events, state):
@@ -150,12 +151,7 @@ def test_a_job_in_an_unknown_form_is_skipped_and_counted(hostile):
 def test_the_form_of_oar_3_gives_facts_without_resources(commands):
     job = {
         **{"id": 134921, "array_id": 134921, "array_index": 1, "user": "alice", "state": "Running", "stop_time": 0},
-        **{
-            "queue_name": "default",
-            "start_time": 1795646438,
-            "submission_time": 1795646436,
-            "cpuset_name": "alice_134921",
-        },
+        **{"queue_name": "default", "start_time": 1795646438, "submission_time": 1795646436, "cpuset_name": "alice_1"},
     }
     commands.answers(command(RUNNING), json.dumps({"134921": job}))
     (record,) = OarRecords().running()
@@ -207,7 +203,7 @@ class RestServer:
 
 
 def test_the_rest_interface_is_asked_page_by_page(monkeypatch):
-    monkeypatch.setattr(oar_records, "PAGE", 5)
+    monkeypatch.setattr(oar, "PAGE", 5)
     with RestServer(recorded("rest-ends.json") + recorded("rest-runs.json")) as server:
         source = OarRestRecords(server.url)
         assert ends(source.ended(0, 1 << 40)) == ENDS
@@ -221,8 +217,8 @@ def test_the_rest_interface_is_asked_page_by_page(monkeypatch):
 
 
 def test_jobs_beyond_what_one_query_reads_are_skipped_and_counted(monkeypatch, caplog):
-    monkeypatch.setattr(oar_records, "PAGE", 1)
-    monkeypatch.setattr(oar_records, "MAX_PAGES", 2)
+    monkeypatch.setattr(oar, "PAGE", 1)
+    monkeypatch.setattr(oar, "MAX_PAGES", 2)
     jobs = recorded("rest-ends.json")
     assert len(jobs) > 2
     with RestServer(jobs) as server:
@@ -258,13 +254,6 @@ def test_a_user_and_a_password_are_sent_and_never_shown():
         source.close()
 
 
-def test_an_answer_in_another_form_is_an_error(commands):
-    for text in ("[]", "oarstat: no database", '{"7": 3}', "{} {}"):
-        commands.answers(command(RUNNING), text)
-        with pytest.raises(BatchError, match="oarstat -J -f --sql: prints what this version of Colmet does not know"):
-            OarRecords().running()
-
-
 @pytest.mark.parametrize(
     "field", ["Job_Id", "state", "owner", "stopTime", "startTime", "events", "exit_code", "walltime", "name", "nodes"]
 )
@@ -275,3 +264,101 @@ def test_no_value_of_a_field_is_worse_than_a_skipped_job(field):
         assert len(records) + skipped in (12, 13), value
         for record in records:
             assert all(not isinstance(word, str) or (word.isprintable() and len(word) < 300) for word in record), value
+
+
+# -- queues and jobs --
+
+
+def recorded_jobs(name="oarstat.json"):
+    return json.loads((RECORDED / name).read_text())
+
+
+def ended_command(within_s=360):
+    return ["oarstat", "-J", "-f", "--sql", f"state = 'Terminated' AND stop_time >= {NOW - within_s}"]
+
+
+def test_queues_are_counted_and_those_without_a_job_are_reported_too(commands):
+    """By hand: 7 runs on one resource; 8, 10, 11 and 12 wait; 3 is held, and so is 2, which is suspended."""
+    commands.answers(oar.JOBS, RECORDED / "oarstat.json")
+    assert OAR().queues() == [
+        Queue("default", idle=4, running=1, held=2, cores=1, memory_mb=None),
+        Queue("admin", idle=0, running=0, held=0, cores=0, memory_mb=None),
+        Queue("besteffort", idle=0, running=0, held=0, cores=0, memory_mb=None),
+    ]
+
+
+def test_an_ordinary_user_sees_the_queues_that_jobs_are_in(commands):
+    """oarnotify is for root and for OAR's own group."""
+    (commands.directory / "oarnotify").chmod(0o644)
+    jobs = recorded_jobs()
+    jobs["8"]["queue"] = "besteffort"
+    commands.answers(oar.JOBS, json.dumps(jobs))
+    assert {queue.name: queue.idle for queue in OAR().queues()} == {"default": 3, "besteffort": 1}
+
+
+def test_jobs_are_reported_as_oarstat_does(commands):
+    commands.answers(oar.JOBS, RECORDED / "oarstat.json")
+    assert sorted(OAR().jobs(), key=lambda job: int(job.id)) == [
+        BatchJob("2", "colmet-oar", "held", NOW - 1795345974, "default"),
+        BatchJob("3", "colmet-oar", "held", 0, "default"),
+        BatchJob("7", "colmet-oar", "running", NOW - 1795346013, "default"),
+        *(BatchJob(job, "colmet-oar", "idle", 0, "default") for job in ("8", "10", "11", "12")),
+    ]
+
+
+def test_ended_jobs_are_those_that_ended_by_themselves(commands):
+    """`sleep 1` and `false`; OAR says Error of those that were deleted."""
+    jobs = {key: job for key, job in recorded_jobs("oarstat-ended.json").items() if job["state"] == "Terminated"}
+    commands.answers(ended_command(), json.dumps(jobs))
+    assert sorted(OAR().ended(360)) == [
+        BatchJob("11", "colmet-oar", "finished", 2, "default"),
+        BatchJob("12", "colmet-oar", "finished", 3, "default"),
+    ]
+
+
+def test_oarstat_prints_nothing_where_there_is_no_job(commands):
+    commands.answers(oar.JOBS, "")
+    commands.answers(ended_command(), "")
+    system = OAR()
+    assert system.jobs() == [] and system.ended(360) == []
+    assert [queue.cores for queue in system.queues()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        *[("Waiting", "idle"), ("toAckReservation", "idle"), ("Hold", "held"), ("Suspended", "held")],
+        *[(state, "running") for state in ("toLaunch", "Launching", "Running", "Resuming", "Finishing")],
+        *[("Terminated", "finished"), ("Error", "removed"), ("toError", "removed"), ("SomethingNew", "unknown")],
+    ],
+)
+def test_states_are_those_of_all_batch_systems(said, state):
+    assert listed_job({**recorded_jobs()["7"], "state": said}, NOW).job.state == state
+
+
+def test_a_job_in_a_form_that_is_not_known_is_skipped_and_counted(commands):
+    jobs = recorded_jobs()
+    jobs["7"].pop("owner")
+    jobs["8"] = "a text"
+    commands.answers(oar.JOBS, json.dumps(jobs))
+    system = OAR()
+    assert {job.id for job in system.jobs()} == {"2", "3", "10", "11", "12"}
+    assert system.skipped == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", '{"1": 2}', "{} {}", "oarstat: cannot connect", '{"7": {"state": "Running"}}']
+)
+def test_an_answer_in_another_form_is_an_error(commands, text):
+    for question, ask in ((oar.JOBS, OAR().jobs), (command(RUNNING), OarRecords().running)):
+        commands.answers(question, text)
+        with pytest.raises(BatchError, match=r"oarstat -J.*: prints what this version of Colmet does not know"):
+            ask()
+
+
+def test_an_oar_that_is_not_there_or_fails_is_an_error(commands):
+    with pytest.raises(BatchError, match="oarstat -J: no such program; run this where the commands of OAR are"):
+        OAR().jobs()
+    commands.answers(oar.JOBS, status=2, said="DBI connect failed: Connection refused")
+    with pytest.raises(BatchError, match="oarstat -J: returned 2: DBI connect failed: Connection refused; run it by"):
+        OAR().queues()
