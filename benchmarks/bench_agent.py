@@ -15,15 +15,14 @@ from colmet.common.daemon.startup import load
 from colmet.common.host.host import Host
 from colmet.common.wire import v1
 from colmet.node.agent import Agent
+from colmet.node.agent_tables import AgentStats
 from colmet.node.backends import NAMES
 from colmet.node.backends.taskstats import TaskstatsBackend
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import AgentStats
 from dev.live import Daemons, Failed, JobRoot
 from dev.workloads import ShortTasks, measure
 

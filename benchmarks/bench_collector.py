@@ -40,7 +40,7 @@ from colmet.collector.collector import LOOK
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
-from colmet.collector.options import build_parser
+from colmet.collector.main import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Schema, Table

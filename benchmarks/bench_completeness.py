@@ -22,13 +22,13 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Table
-from colmet.common.tables import cgroup, jobproc, procstats, taskstats
-from colmet.node.selfmetrics.completeness import CompletenessStats, DeliveryTotals
+from colmet.common.tables import cgroup, procstats, tasks
+from colmet.node.agent_tables import CompletenessStats, DeliveryTotals
 
 START_S = 1_700_000_000
 PERIOD_S = 5
 NS = 10**9
-OF_JOBS = (cgroup.SCHEMA, taskstats.SCHEMA, jobproc.SCHEMA)
+OF_JOBS = (cgroup.SCHEMA, tasks.TASKSTATS, tasks.JOBPROC)
 FIRST_JOB = 100_000
 BEGIN = 8  # jobs that begin at a tick
 TICKS = 3  # with rows of a job

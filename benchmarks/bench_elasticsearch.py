@@ -25,8 +25,8 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import MAX_BULK_BYTES, ElasticsearchOutput
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients.http_client import HttpClient
 from colmet.common.daemon import startup
+from colmet.common.http_client import HttpClient
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 

@@ -26,9 +26,9 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Table
-from colmet.common.tables import cgroup, taskstats
+from colmet.common.tables import cgroup, tasks
 
-SCHEMAS = (taskstats.SCHEMA, cgroup.SCHEMA)  # tables of a job by default
+SCHEMAS = (tasks.TASKSTATS, cgroup.SCHEMA)  # tables of a job by default
 START_S = 1_700_000_000
 PERIOD_S = 5
 HOSTS = 4  # of each job

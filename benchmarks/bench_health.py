@@ -19,9 +19,8 @@ from measuring import Figure, job_root
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.daemon.control import Errands
-from colmet.common.daemon.daemon_health import DaemonIdentity
+from colmet.common.daemon.daemon_health import DaemonIdentity, render
 from colmet.common.daemon.metrics_http import ListenAddress, MetricsServer
-from colmet.common.daemon.prometheus_text import render
 from colmet.common.daemon.startup import load
 from colmet.common.daemon.systemd import Service
 from colmet.common.live.latest_tables import LatestTables
@@ -30,7 +29,7 @@ from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode
 from colmet.node.backends import NAMES
-from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.node_health import NodeHealth
 
 Figures = list[Figure]
 

@@ -29,9 +29,9 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Rows, Table
-from colmet.common.tables import cgroup, taskstats
+from colmet.common.tables import cgroup, tasks
 
-SCHEMAS = (cgroup.SCHEMA, taskstats.SCHEMA)
+SCHEMAS = (cgroup.SCHEMA, tasks.TASKSTATS)
 START_S = 1_700_000_000
 PERIOD_S = 5
 JOB = 4242

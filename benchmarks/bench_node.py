@@ -122,11 +122,11 @@ def bench_jobproc() -> list[Figure]:
         whole = cpu_us(lambda: list(backend.sample([job])), len(pids))
         least = reads_us([f"/proc/{pid}/{name}" for pid in pids for name in ("io", "statm")], len(pids))
         for process in backend._processes.values():
-            process.forget_parent()
+            process.shape = None
 
         def all_change() -> None:
             for process in backend._processes.values():
-                process.forget_parent()
+                process.shape = None
             list(backend.sample([job]))
 
         worst = cpu_us(all_change, len(pids))

@@ -42,8 +42,8 @@ from colmet.collector.columns import file_columns
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.collector.journal.journal import TAIL_BYTES, Journal
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients.http_client import HttpClient
 from colmet.common.daemon import startup
+from colmet.common.http_client import HttpClient
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.wire import Decoder, v1
 from colmet.node.backends import NAMES

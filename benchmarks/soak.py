@@ -24,7 +24,7 @@ from typing import Any
 from measuring import discarding_server, free_uri, job_root
 from soak_samples import LINES, ROWS, Figure, of_files, of_process, process_figures, table
 
-from colmet.common.text.quantities import duration
+from colmet.common.text import duration
 from colmet.jobs.archive.store import ArchiveStore
 from dev.live import JobRoot, LiveJob, free_port
 

@@ -34,8 +34,7 @@ import numpy as np
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host
 from colmet.common.measures import CPU_USED, MEMORY, Measure
-from colmet.common.text.clock import Clock
-from colmet.common.text.quantities import UNKNOWN, cores, duration, size
+from colmet.common.text import UNKNOWN, Clock, cores, duration, size
 from colmet.node.kernel.netlink import Inbox
 from colmet.node.kernel.taskstats import ExitRecords, TaskstatsClient
 from dev.live import NS, PATIENCE_S, Daemons, Failed, JobRoot, ListedRoot, free_port

@@ -12,10 +12,8 @@ from colmet.common.daemon.startup import load
 from colmet.common.measures import MEASURES
 from colmet.common.schema import Field, Schema
 from colmet.common.tables import facility
-from colmet.common.tables.agent import SCHEMA as AGENT
-from colmet.common.tables.completeness import GAPS
-from colmet.common.tables.completeness import SCHEMA as LEDGER
-from colmet.common.tables.mapping import SCHEMA as MAPPING
+from colmet.common.tables.agent import AGENT, GAPS, MAPPING
+from colmet.common.tables.agent import COMPLETENESS as LEDGER
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
 

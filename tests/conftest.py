@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from colmet.common.daemon import service_unit
+from colmet.common.daemon import systemd
 
 pytest.register_assert_rewrite("tests.support", "tests.beds")  # their assertions show the values, too
 from tests.support import place  # noqa: E402
@@ -125,4 +125,4 @@ def public():
 @pytest.fixture(autouse=True)
 def no_units(monkeypatch):
     """No unit of this machine: as root, --check-config assumes the rights of the user whom it names."""
-    monkeypatch.setattr(service_unit, "FOLDERS", ())
+    monkeypatch.setattr(systemd, "FOLDERS", ())

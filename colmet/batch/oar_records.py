@@ -42,8 +42,8 @@ from colmet.batch.records import (
     text,
     whole_below,
 )
-from colmet.common.clients.http_client import HttpClient, HttpFailure, parse_url
 from colmet.common.errors import ConfigError
+from colmet.common.http_client import HttpClient, HttpFailure, parse_url
 
 log = logging.getLogger(__name__)
 

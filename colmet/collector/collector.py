@@ -10,8 +10,7 @@ from types import MappingProxyType
 
 from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
 from colmet.collector.feed import FeedServer
-from colmet.collector.ingest.link import CollectorLink
-from colmet.collector.ingest.linkport import LinkPort
+from colmet.collector.ingest.link import CollectorLink, LinkPort
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
@@ -19,9 +18,8 @@ from colmet.common.config import plugins
 from colmet.common.daemon import control
 from colmet.common.daemon.daemon_health import NOTE_S, ClockWatch
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.systemd import Service
-from colmet.common.daemon.wakeup import readable
+from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.transport import Pull
 
 log = logging.getLogger(__name__)

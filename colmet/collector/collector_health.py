@@ -13,14 +13,22 @@ from colmet.collector.ingest.sender import COUNTS
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.daemon.control import Errands
-from colmet.common.daemon.daemon_health import NOTE_S, Backlog, DaemonIdentity, RecentGrowth, families_of, single
-from colmet.common.daemon.prometheus_text import Family, labels, named
+from colmet.common.daemon.daemon_health import (
+    NOTE_S,
+    Backlog,
+    DaemonIdentity,
+    Family,
+    RecentGrowth,
+    families_of,
+    labels,
+    named,
+    single,
+)
 from colmet.common.errors import Refused
-from colmet.common.live.job_metrics import JobMetrics
-from colmet.common.live.latest_tables import LatestTables
+from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.schema import Batch
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 
 MAX_AGE_S = 60.0  # limit of the age of a node's latest message; beyond it the node is silent
 GONE_S = 86400.0  # and beyond this one it is gone: nodes are retired in the end, so this is no error
@@ -235,7 +243,6 @@ class CollectorHealth:
             yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
 
     def _described(self, name: str) -> Iterator[Family]:
-        """Yield the counters that outputs describe, as metrics of their own names."""
         for worker in self._workers:
             counts = worker.output_counters()
             for key, (kind, text) in worker.output.described.items():

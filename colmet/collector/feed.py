@@ -20,7 +20,7 @@ from typing import Any
 
 from colmet.common.daemon import control
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.errors import ConfigError, Refused
+from colmet.common.errors import Refused
 from colmet.common.live.summary import Heard
 from colmet.common.schema import Batch
 from colmet.common.wire.v1 import Described
@@ -43,8 +43,6 @@ STATUS_S = 10.0  # between two reports of the collector's status
 
 def paths_of(options: argparse.Namespace) -> list[str]:
     """Return the places for the socket by the collector's options, the best first; none without a feed."""
-    if options.http_feed is not None:
-        return [options.http_feed] if options.http_feed else []
     place = options.control_socket
     return [beside(one) for one in ([place] if place else [])] if place is not None else default_paths()
 
@@ -132,15 +130,9 @@ class FeedServer:
     Args:
         paths: of the socket, the best first; the first possible one is used.
         heard: the sending nodes, by name; for any thread.
-        is_required: whether a failure to listen is an error, not a warning.
-
-    Raises:
-        ConfigError: none of the paths can be used, and one is required.
     """
 
-    def __init__(
-        self, paths: Sequence[str], heard: Callable[[], Mapping[str, Heard]] = dict, is_required: bool = False
-    ) -> None:
+    def __init__(self, paths: Sequence[str], heard: Callable[[], Mapping[str, Heard]] = dict) -> None:
         self._heard = heard
         self._readers: tuple[_Reader, ...] = ()
         self._lock = threading.Lock()  # of the assignment of `_readers`
@@ -159,10 +151,7 @@ class FeedServer:
             except OSError as err:
                 why = f"{path}: {err.strerror or err}"
         if why and self._listener is None:
-            text = f"no feed for colmet-web: {why}; give another path with --http-feed, or '' for none"
-            if is_required:
-                raise ConfigError(text)
-            log.warning("%s", text)
+            log.warning("no feed for colmet-web: %s; it is beside --control-socket", why)
         self._thread = threading.Thread(target=self._accept, name="feed", daemon=True)
 
     def report(self, status: Callable[[], Mapping[str, Any]]) -> None:

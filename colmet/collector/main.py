@@ -19,30 +19,123 @@ from colmet.collector.backends import NAMES
 from colmet.collector.collector import NO_LINK, Collector
 from colmet.collector.ingest import rate_limit
 from colmet.collector.ingest.fanout import Fanout, handler
-from colmet.collector.ingest.link import CollectorLink, DurableBatches
-from colmet.collector.ingest.linkport import LinkPort, open_link
+from colmet.collector.ingest.link import CollectorLink, DurableBatches, LinkPort, open_link
 from colmet.collector.ingest.new_tables import NewTables, is_space_scarce
 from colmet.collector.ingest.receiver import Receiver
-from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segment_store import check_directory
-from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_child import WebChild
 from colmet.common.config import cli, plugins
-from colmet.common.config.reload import Prepare, Settings, at_once
+from colmet.common.config.configuration import Prepare, Settings, at_once
 from colmet.common.daemon import control, metrics_http, startup
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.startup import tame_malloc
 from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Pull, authenticator, check_uri
-from colmet.common.transport.inherited import Listeners
+from colmet.common.transport.ports import Listeners
 
 log = logging.getLogger(__name__)
 
 NO_PAGE = "the page and the JSON interface do not run, all else does; they start once this is corrected: %s"
 ARENAS = 2  # pools of memory, see `tame_malloc`
+
+
+# -- the command line --
+
+
+def _rows(text: str) -> int:
+    """Convert a number of rows, an option type; 0 is 1, as in Colmet 0.6."""
+    return max(1, cli.whole_number(0)(text))
+
+
+# Options of Colmet 0.6: its command lines may abbreviate them.
+OPTIONS_06 = frozenset(
+    (
+        *("--buffer-size", "--elastic-host", "--elastic-index-prefix", "--enable-stdout-backend", "--hdf5-complevel"),
+        *("--hdf5-complib", "--hdf5-filepath", "--help", "--http-credentials", "--no-check-certificates"),
+        *("--sample-period", "--verbose", "--version", "--zeromq-bind-uri", "--zeromq-hwm", "--zeromq-linger"),
+    )
+)
+
+
+def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
+    """Return the command line of colmet-collector."""
+    parser = cli.Parser(
+        prog="colmet-collector",
+        description="Receive the samples of all nodes, also of Colmet 0.6, and write them to at least one output. "
+        "SIGHUP starts the next HDF5 file and reads --config again.",
+    )
+    parser.older = OPTIONS_06
+    startup.add_common_options(parser)
+    _add_receiving(parser.add_argument_group("reception"))
+    _add_journal(parser.add_argument_group("journal"))
+    for output in outputs:
+        output.add_options(parser.add_argument_group(f"output: {output.name}"))
+    _add_writing(parser.add_argument_group("all outputs"))
+    web_child.add_options(parser.add_argument_group("JSON interface and page"))
+    daemon = parser.add_argument_group("how colmet-collector runs")
+    control.add_options(daemon, "collector")
+    metrics_http.add_options(daemon)
+    return parser
+
+
+def _add_receiving(receiving: cli.Options) -> None:
+    receiving.add_argument(
+        "--zeromq-bind-uri",
+        metavar="URI",
+        default="tcp://0.0.0.0:5556",
+        help="listen for nodes here (default: %(default)s)",
+    )
+    receiving.add_argument(
+        "--zeromq-link-bind-uri",
+        metavar="URI",
+        help=cli.Rare(
+            "listen here for nodes, to acknowledge batches; '': no acknowledgements, and batches on their way are "
+            "lost when the collector stops (default: the next port)"
+        ),
+    )
+    startup.add_queue_options(receiving)
+    authenticator.add_options(receiving)
+
+
+def _add_journal(journal: cli.Options) -> None:
+    journal.add_argument(
+        "--journal-dir",
+        metavar="DIR",
+        help="keep received data in this directory until all outputs have it; '': in memory only (default: "
+        "PATH.journal beside the HDF5 file; without one, memory)",
+    )
+    journal.add_argument(
+        "--journal-size",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=4 << 30,
+        help=cli.Rare("limit of the journal; beyond it the oldest records are dropped (default: 4G)"),
+    )
+
+
+def _add_writing(writing: cli.Options) -> None:
+    writing.add_argument(
+        "-s",
+        "--sample-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=5.0,
+        help="write rows after at most S seconds; HDF5 and the archive 12 S, where that saves work "
+        "(default: %(default)g)",
+    )
+    writing.add_argument(
+        "--buffer-size",
+        metavar="N",
+        type=_rows,
+        default=100,
+        help="write rows when N of them wait (default: %(default)s)",
+    )
+
+
+# -- the parts --
 
 
 def changes(journal: Journal, workers: Sequence[OutputWorker]) -> dict[str, Prepare]:
@@ -139,12 +232,10 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
     """
     service = Service.from_environment()  # first, so that no started program inherits it
     listeners = Listeners.from_environment()
-    if options.check_journal:
-        return check_journal(
-            _journal_dir(options, [one for cls in classes if (one := plugins.make(cls, options)) is not None])
-        )
     parts = build(options, classes)
-    check_limits()
+    limit = startup.raise_open_file_limit()
+    if limit < 4096:
+        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
@@ -170,13 +261,6 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
             logging.shutdown()
             os._exit(0)
     return 0
-
-
-def check_limits() -> None:
-    """Raise the limit on open files, and warn of a low one."""
-    limit = startup.raise_open_file_limit()
-    if limit < 4096:
-        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
 
 
 class Reception(NamedTuple):
@@ -255,7 +339,7 @@ def make_collector(
     paths = feed.paths_of(options)
     if options.http_listen is not None and not any(paths):
         paths = [os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="colmet-")), "feed.sock")]
-    messages = feed.FeedServer(paths, reception.receiver.heard, is_required=options.http_feed not in (None, ""))
+    messages = feed.FeedServer(paths, reception.receiver.heard)
     stack.callback(messages.close)
     child = None
     if options.http_listen is not None:

@@ -160,7 +160,6 @@ class OutputWorker:
             log.error("records lost that waited in memory: output=%s records=%d", self.output.name, self.waiting)
 
     def _turn(self) -> None:
-        """Do the work due now."""
         if not self._backoff.is_due() or not self._recover():
             return
         with self._journal.changed:
@@ -177,7 +176,6 @@ class OutputWorker:
                 log.exception("cannot start the next file output=%s", self.output.name)
 
     def _due(self) -> bool:
-        """Return whether a write is due."""
         if not self.waiting:
             self._since = None
             return False
@@ -214,7 +212,6 @@ class OutputWorker:
         return self._recovered
 
     def _write_next(self) -> None:
-        """Write the next burst."""
         began = time.thread_time()
         if not self._attempt(self._write_burst):
             return

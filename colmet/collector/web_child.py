@@ -17,11 +17,10 @@ import time
 from collections.abc import Sequence
 
 from colmet.common.config import cli
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ConfigError
-from colmet.common.host import python_child
+from colmet.common.host.command import python_command, python_environment
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ _PASSED = ("listen", "users", "leaders", "config")
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare the options of the child and of the feed."""
+    """Declare the options of the child."""
     parser.add_argument(
         "--http-listen",
         metavar="[HOST:]PORT|unix:PATH",
@@ -64,15 +63,7 @@ def add_options(parser: cli.Options) -> None:
         help=cli.Rare("show the archived jobs of a project to its leaders, too: lines of PROJECT: USER, USER"),
     )
     parser.add_argument("--http-config", metavar="FILE", help=cli.Rare("the other options of colmet-web (TOML)"))
-    parser.add_argument(
-        "--http-feed",
-        metavar="PATH",
-        help=cli.Rare(
-            "socket of the feed that colmet-web reads; '': none (default: beside --control-socket, with the name "
-            "collector-feed.sock)"
-        ),
-    )
-    require(parser, "--http-listen", "--http-users", "--http-open", "--http-leaders", "--http-config")
+    parser.require("--http-listen", "--http-users", "--http-open", "--http-leaders", "--http-config")
 
 
 def arguments_of(options: argparse.Namespace) -> list[str]:
@@ -93,10 +84,10 @@ def check(options: argparse.Namespace) -> None:
     """Check that colmet-web can work with these options; ConfigError has its own reason."""
     if options.http_listen is None:
         return
-    command = python_child.command(START, *arguments_of(options), "--collector-config=", "--check-config")
+    command = python_command(START, *arguments_of(options), "--collector-config=", "--check-config")
     try:
         done = subprocess.run(
-            command, env=python_child.environment(), capture_output=True, text=True, timeout=CHECK_S, check=False
+            command, env=python_environment(), capture_output=True, text=True, timeout=CHECK_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         raise ConfigError(f"--http-listen: colmet-web cannot be started: {err}") from err
@@ -114,9 +105,7 @@ class WebChild:
         command: to start it, for tests.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], store: str, command: Sequence[str] = python_child.command(START)
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], store: str, command: Sequence[str] = python_command(START)) -> None:
         self._command = [*command, *arguments]
         self._store = store
         self._process: subprocess.Popen[bytes] | None = None
@@ -169,7 +158,7 @@ class WebChild:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the collector's own output may be for rows
                 pass_fds=[store],
-                env=python_child.environment(),
+                env=python_environment(),
             )
         except OSError as err:
             return f"cannot start {self._command[0]}: {err.strerror}"

@@ -15,7 +15,7 @@ from colmet.collector.backends.hdf5.rotation import is_newest
 from colmet.commands.times import shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.jobs.archive.removal import Run, forget, pseudonym, runs_of_user
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore, lock
 from colmet.stored import sources

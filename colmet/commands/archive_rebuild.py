@@ -15,7 +15,7 @@ from colmet.commands.progress import shown_progress
 from colmet.commands.times import shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.host.files import copy_owner
-from colmet.common.text.quantities import counted, size
+from colmet.common.text import counted, size
 from colmet.jobs.archive import rebuild
 from colmet.jobs.archive.archiver import Archiver
 from colmet.jobs.archive.rebuild import Rebuild

@@ -15,7 +15,7 @@ from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.top.view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.text.quantities import some_of
+from colmet.common.text import some_of
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, has_database, is_shared, path_of
 from colmet.jobs.archive.queries import JobArchive, JobFilter

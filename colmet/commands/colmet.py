@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from colmet import __version__
 from colmet.common.config import cli
+from colmet.common.config.cli import did_you_mean
 from colmet.common.config.configuration import check_effects
-from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ColmetError, ConfigError
 
 INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell reports SIGINT and SIGPIPE

@@ -17,7 +17,7 @@ from colmet.commands import selection
 from colmet.commands.times import shown
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.text.quantities import counted, percent
+from colmet.common.text import counted, percent
 from colmet.stored import sources
 from colmet.stored.accounts import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, ledger_rows, look
 from colmet.stored.hdf5 import Hdf5History

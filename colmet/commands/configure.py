@@ -13,7 +13,7 @@ from typing import Any
 from colmet.common.config import cli
 from colmet.common.daemon.control import ERRAND_S, add_client_options, ask
 from colmet.common.errors import ConfigError
-from colmet.common.text.quantities import some_of
+from colmet.common.text import some_of
 
 SHOWN = 20  # hosts in a line
 

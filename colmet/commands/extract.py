@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_output, write, write_json
 from colmet.commands.extract_rows import ALL_ROWS, FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.stored.names import natural, near
 from colmet.stored.series import NODE, History, RowQuery
 
@@ -349,7 +349,7 @@ def _lines(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     import shutil
     import textwrap
 
-    from colmet.common.text.quantities import utc
+    from colmet.common.text import utc
 
     for one in listed:
         hosts = len(one["hosts"])

@@ -15,8 +15,8 @@ import numpy as np
 
 from colmet.commands.extract_rows import Extraction, Found, OutputColumn, Values, has, join
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.host.installation import how_to_install
 from colmet.common.schema import MISSING_INT
+from colmet.common.text import how_to_install
 from colmet.stored.series import NODE
 
 ALWAYS = ("timestamp", "hostname")

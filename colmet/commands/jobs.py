@@ -16,10 +16,9 @@ from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
 from colmet.common.config import cli
-from colmet.common.config.suggestions import did_you_mean
+from colmet.common.config.cli import did_you_mean
 from colmet.common.errors import ConfigError
-from colmet.common.text.clock import Clock
-from colmet.common.text.quantities import UNKNOWN, cores, count, counted, duration, energy, percent, size
+from colmet.common.text import UNKNOWN, Clock, cores, count, counted, duration, energy, percent, size
 from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.queries import JobPage
 from colmet.jobs.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT

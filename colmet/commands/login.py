@@ -16,9 +16,9 @@ from colmet.commands import logins, remote
 from colmet.commands.logins import BASIC, BEARER, SECRET, Login
 from colmet.commands.remote import InterfaceClient, InterfaceError
 from colmet.commands.top.view import clean
-from colmet.common.clients.http_client import basic_authorization
 from colmet.common.config import cli, secretfile
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.http_client import basic_authorization
 
 MAX_LINE = 4096  # characters of a secret on standard input
 

@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from colmet.common.clients.http_client import basic_authorization
 from colmet.common.errors import ConfigError, is_later, later_form
 from colmet.common.host.files import write_whole
+from colmet.common.http_client import basic_authorization
 
 FILE = "logins.json"
 FORM = 1  # of the file, its key "form"; the first files have none

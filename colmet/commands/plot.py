@@ -29,10 +29,9 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.lines import Line, shown
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
-from colmet.common.schema import Field
+from colmet.common.schema import Field, Unit
 from colmet.common.tables import schemas
-from colmet.common.text.clock import Clock
-from colmet.common.units import Unit
+from colmet.common.text import Clock
 from colmet.stored import sources
 from colmet.stored.capacity import capacities, ceilings
 from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of

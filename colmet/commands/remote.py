@@ -16,7 +16,9 @@ from colmet import __version__
 from colmet.commands import logins
 from colmet.commands.logins import SECRET, Login
 from colmet.commands.top.view import clean
-from colmet.common.clients.http_client import (
+from colmet.common.config import cli, configuration
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.http_client import (
     HttpClient,
     HttpFailure,
     HttpResponse,
@@ -24,8 +26,6 @@ from colmet.common.clients.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.common.config import cli, configuration
-from colmet.common.errors import ColmetError, ConfigError
 
 TIMEOUT_S = 90.0  # of an answer; the interface has 60 s
 RETRIES, MAX_PAUSE_S = 5, 30.0  # after an answer 429

@@ -23,8 +23,7 @@ from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.times import moment, shown
 from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.host.installation import how_to_install
-from colmet.common.text.clock import Clock
+from colmet.common.text import Clock, how_to_install
 from colmet.jobs.archive.queries import ArchivedJob, JobArchive
 from colmet.jobs.archive.store import SUFFIX, ArchiveError
 from colmet.jobs.figures import Report

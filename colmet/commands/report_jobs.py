@@ -15,7 +15,7 @@ from colmet.commands.remote_archive import RemoteArchive, parameters_of
 from colmet.commands.top.view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.text.quantities import UNKNOWN, duration, rough_percent, size
+from colmet.common.text import UNKNOWN, duration, rough_percent, size
 from colmet.jobs.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
 from colmet.jobs.columns import FOOTPRINT
 from colmet.jobs.grades import grades_of

@@ -21,8 +21,7 @@ from colmet.common.daemon.status_checks import (
     plain,
 )
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
-from colmet.common.text.quantities import counted, size
-from colmet.common.text.text_layout import columns
+from colmet.common.text import columns, counted, size
 
 SIDES = ("node", "collector")
 WORST = 10

@@ -20,8 +20,7 @@ from colmet.commands.times import moment
 from colmet.commands.top.view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.text.clock import Clock
-from colmet.common.text.quantities import UNKNOWN, percent
+from colmet.common.text import UNKNOWN, Clock, percent
 from colmet.jobs.archive.queries import (
     FACTORS_PATH,
     GROUPS,

@@ -1,4 +1,4 @@
-"""A value over time, and text of unknown origin as people may see it."""
+"""What reports show of a job: values over time, its stored and missing rows, and text of unknown origin."""
 
 from __future__ import annotations
 
@@ -37,3 +37,39 @@ class Line:
     def name(self) -> str:
         """Return the name for a legend."""
         return " ".join([shown(text) for text in (self.host, self.label) if text])
+
+
+@dataclass(frozen=True)
+class JobGap:
+    """A gap in the rows of some tables of a job, on one host."""
+
+    host: str
+    first: int
+    last: int
+    why: str
+    tables: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True)
+class JobCompleteness:
+    """The stored and the missing rows of a job.
+
+    Attributes:
+        here: stored rows.
+        missing: missing rows.
+        method: ``ledger`` by the nodes' own counts; ``steps`` as an estimate by the steps between rows; ``mixed`` if
+            some tables have one and some the other.
+        gaps: by host and time.
+    """
+
+    here: int
+    missing: int
+    method: str
+    gaps: tuple[JobGap, ...] = ()
+
+    @property
+    def here_ratio(self) -> float | None:
+        """Return the share of the due rows that is stored; None without due rows."""
+        due = self.here + self.missing
+        return self.here / due if due else None

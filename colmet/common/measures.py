@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from colmet.common.schema import Field
-from colmet.common.units import UNITS, Unit
+from colmet.common.schema import UNITS, Field, Unit
 
 JOBS, NODES = "job", "node"  # scopes
 CGROUP, TASKS, PROCESSES = "cgroup", "tasks", "processes"
@@ -109,22 +108,12 @@ def bounded(bound: str) -> frozenset[tuple[str, str]]:
 
 
 def _measure(
-    scope: str,
-    key: str,
-    label: str,
-    text: str,
-    columns: str,
-    has_origins: bool = False,
-    hosts: str = SUM,
-    time: str = TOTAL,
-    is_rate: bool = True,
-    bound: str = "",
-    is_largest: bool = False,
+    scope: str, key: str, label: str, text: str, columns: str, has_origins: bool = False, **folds: Any
 ) -> Measure:
     """Return a measure from the names of its columns, such as "cgroup.cpu_usage taskstats.cpu_total"."""
     places = [(f"{table}_default", column) for table, _, column in [name.partition(".") for name in columns.split()]]
     sources = tuple([Source(*place, _ORIGIN_OF[place[0]] if has_origins else "") for place in places])
-    return Measure(key, label, text, scope, sources, hosts, time, is_rate, bound, is_largest)
+    return Measure(key, label, text, scope, sources, **folds)
 
 
 # -- jobs --

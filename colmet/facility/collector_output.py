@@ -18,10 +18,8 @@ from colmet.common.wire import v1
 from colmet.facility.rows import rows_of, tables_of
 from colmet.facility.sender import DEADLINE_S, Outcome
 from colmet.node.delivery.link import NodeLink, open_uplinks
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.delivery.uplink import Times, Uplink
+from colmet.node.delivery.outbox import Outbox, SendQueue
+from colmet.node.delivery.uplink import Requests, Times, Uplink
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +108,10 @@ class CollectorOutput:
     def _put(self, tables: Sequence[Table], time_ns: int) -> None:
         self._seq += 1
         # the jobs of this machine are not known here
-        self._queue.put(Batch(self._host_name, self._queue.epoch, self._seq, time_ns, None, tuple(tables)))
+        self._queue.put(Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, None, tuple(tables)))
 
     def _count_waiting(self) -> int:
-        return self._seq - self._queue.acknowledged - self._queue.dropped
+        return self._seq - self._queue.outbox.acknowledged - self._queue.dropped
 
     def finish(self, deadline_s: float = DEADLINE_S) -> Outcome:
         """Wait until all batches are acknowledged, for the deadline at most; return the outcome.
@@ -123,7 +121,7 @@ class CollectorOutput:
         until = time.monotonic() + deadline_s
         while self._count_waiting() > 0 and time.monotonic() < until and not self._stopping():
             time.sleep(POLL_S)
-        acknowledged, dropped, waiting = self._queue.acknowledged, self._queue.dropped, self._count_waiting()
+        acknowledged, dropped, waiting = self._queue.outbox.acknowledged, self._queue.dropped, self._count_waiting()
         before, self._former = self._former, (acknowledged, dropped)
         sent, lost = acknowledged - before[0], dropped - before[1] + waiting
         log.info("rows for the collector: batches acknowledged=%d lost=%d", sent, lost)

@@ -24,9 +24,8 @@ from colmet.common.config import cli
 from colmet.common.config.configuration import check_effects
 from colmet.common.config.secretfile import read_safe_line
 from colmet.common.daemon import logs
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.systemd import Service
-from colmet.common.daemon.wakeup import readable
+from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.facility import collector_output, debugfiles, machine, obfuscation, options
 from colmet.facility.collect import ENDED_S, Facility

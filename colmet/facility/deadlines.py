@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, TypeVar
 
 from colmet.common.errors import ColmetError
-from colmet.common.host.deadline import Call
+from colmet.common.host.command import Call
 
 T = TypeVar("T")
 GRACE_S = 1.0  # for an answer in progress when the program ends

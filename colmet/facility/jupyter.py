@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.common.host.installation import how_to_install
+from colmet.common.text import how_to_install
 from colmet.facility.deadlines import Deadlines, SourceFailed
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.host.files import write_whole
-from colmet.common.host.installation import how_to_install
+from colmet.common.text import how_to_install
 from colmet.facility.deadlines import Deadlines, SourceFailed
 from colmet.facility.documents import Space, Traffic
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from colmet import __version__
 from colmet.batch.systems import SYSTEMS
 from colmet.common.config import cli
-from colmet.common.config.configuration import require
 from colmet.common.host.files import check_writable
 from colmet.common.transport import curve
 from colmet.facility.machine import DISKS
@@ -76,9 +75,9 @@ def build_parser(program: Program) -> cli.Parser:
         _add_old(parser)
     else:
         _add_own(parser)
-        require(parser, "--ssh", "--ssh-history")
-        require(parser, "--host", "--disk")
-        require(parser, "--jupyter", "--namespace", "--label")
+        parser.require("--ssh", "--ssh-history")
+        parser.require("--host", "--disk")
+        parser.require("--jupyter", "--namespace", "--label")
     return parser
 
 

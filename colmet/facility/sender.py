@@ -26,17 +26,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from colmet import __version__
-from colmet.common.clients.http_client import (
-    POLL_S,
-    HttpClient,
-    HttpFailure,
-    TlsOptions,
-    is_readable_on_the_way,
-    parse_url,
-)
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import growing_pause_s
 from colmet.common.errors import ConfigError
+from colmet.common.http_client import POLL_S, HttpClient, HttpFailure, TlsOptions, is_readable_on_the_way, parse_url
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from colmet.commands import remote
 from colmet.commands.top.view import clean
 from colmet.common.config import cli
-from colmet.common.config.suggestions import did_you_mean
+from colmet.common.config.cli import did_you_mean
 from colmet.common.errors import ConfigError
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.gridengine import server, text
 from colmet.gridengine.model import MemoryReport, Wanted, count
 from colmet.gridengine.server import Fetched, QmemClient

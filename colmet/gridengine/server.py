@@ -13,7 +13,8 @@ from colmet.batch.qmem import Hosts, Owners
 from colmet.commands import logins
 from colmet.commands.remote import TOKEN, reason_of
 from colmet.commands.top.view import clean
-from colmet.common.clients.http_client import (
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.http_client import (
     HttpClient,
     HttpFailure,
     HttpResponse,
@@ -21,7 +22,6 @@ from colmet.common.clients.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.common.errors import ColmetError, ConfigError
 from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional, TypeVar
 
-from colmet.common.text.quantities import cores, count, duration, percent, size, some_of
+from colmet.common.text import cores, count, duration, percent, size, some_of
 from colmet.jobs.figures import Advice, GpuUse, HostFigures, Number, Report
 
 # Thresholds. No advice is given with fewer samples, or a smaller share of the due ones.

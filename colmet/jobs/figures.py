@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Optional
 
-from colmet.common.completeness import JobCompleteness
-from colmet.common.lines import Line
+from colmet.common.lines import JobCompleteness, Line
 
 Number = Optional[float]  # None: unknown
 Bound = Optional[int]  # of an interval, seconds since 1970; None without one

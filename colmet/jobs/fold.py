@@ -14,8 +14,8 @@ import numpy as np
 
 from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, TASKS_TABLE, ZONES
 from colmet.common.schema import MISSING_INT, Batch, Schema, Table
-from colmet.common.tables.runs import RUN as RUN_COLUMN
-from colmet.common.tables.runs import UPTIME as UPTIME_COLUMN
+from colmet.common.tables import RUN as RUN_COLUMN
+from colmet.common.tables import UPTIME as UPTIME_COLUMN
 from colmet.jobs import fold_layout as layout
 from colmet.jobs import footprint
 from colmet.jobs.fold_layout import JOB_TABLES, LAYOUTS, Ints, TableLayout, TablePart

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from colmet.common import measures
 from colmet.common.growth import CAPACITY_COLUMNS, is_bounded
 from colmet.common.measures import Source
-from colmet.common.schema import MISSING_INT, Schema, Table
-from colmet.common.units import UNITS
+from colmet.common.schema import MISSING_INT, UNITS, Schema, Table
 from colmet.jobs.columns import GROWN, MEASURED, OF_NODE
 
 Ints = npt.NDArray[np.int64]

@@ -30,7 +30,7 @@ class Head:
 
 
 class RunOf:
-    """Columns of `FoldState.runs`, see `colmet.common.tables.runs`; -1 for an unknown value.
+    """Columns of `FoldState.runs`, see `colmet.common.tables`; -1 for an unknown value.
 
     They are the run's number, that of the run before, when the machine booted by the clock of the first row, and that
     clock less that of the last row.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from colmet.common.live.shares import Shares
+from colmet.common.daemon.pacing import Shares
 from colmet.common.measures import CGROUP_TABLE, PROCESSES_TABLE, TASKS_TABLE
 from colmet.common.schema import Batch
 from colmet.common.wire.limits import MAX_JOBS

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from colmet.common.completeness import JobCompleteness
-from colmet.common.lines import Line
+from colmet.common.lines import JobCompleteness, Line
 from colmet.jobs import figures, footprint
 from colmet.jobs.advice import BECAUSE, withheld
 from colmet.jobs.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary, whole_of

@@ -8,30 +8,28 @@ import logging
 import select
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from colmet.common.config.reload import Prepare, at_once
+from colmet.common.config.configuration import Prepare, at_once
 from colmet.common.daemon.control import Errands
 from colmet.common.daemon.daemon_health import ClockWatch
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import TokenBucket
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.schema import Batch, Sample, Table
+from colmet.node.agent_tables import AgentStats, CompletenessStats, Meter
 from colmet.node.backend import InputBackend
-from colmet.node.background import BackgroundBackend
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.counter_names import CounterNames
+from colmet.node.delivery.outbox import SendQueue
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.source import JobScan, JobSource
-from colmet.node.runner import Runner, connect
+from colmet.node.node_health import NodeHealth
+from colmet.node.placement import Placement
+from colmet.node.runner import BackgroundBackend, Runner, connect
 from colmet.node.schedule import Schedule, self_metrics_period_s
-from colmet.node.selfmetrics.agent_stats import AgentStats, Meter
-from colmet.node.selfmetrics.completeness import CompletenessStats
-from colmet.node.selfmetrics.mapping import CounterNames
-from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -80,30 +78,24 @@ class Pace:
 
 def _runs_apart(jobs: Iterable[Job]) -> list[list[Job]]:
     """Return jobs in groups with each number once: a batch has one row of a job in a table."""
-    groups: list[list[Job]] = []
+    groups: defaultdict[int, list[Job]] = defaultdict(list)
     runs: Counter[int] = Counter()
     for job in jobs:
+        groups[runs[job.id]].append(job)
         runs[job.id] += 1
-        if runs[job.id] > len(groups):
-            groups.append([])
-        groups[runs[job.id] - 1].append(job)
-    return groups
+    return list(groups.values())
 
 
 class Agent:
     """The node's daemon.
 
     Args:
-        host_name: host name of the stored rows.
-        source: finds the jobs.
-        backends: measure them; each is called after the providers of the values it needs (`runner.connect`).
+        host_name: of the stored rows.
+        backends: measure the jobs; each is called after the providers of the values it needs (`runner.connect`).
         queue: for the batch of each tick.
-        schedule: times of the ticks.
-        placement: keeps the agent off the jobs' CPUs; None leaves its CPUs unchanged.
-        agent_stats: builds the table of self-metrics; None sends none.
-        mapping: makes the table of the contents of numbered columns; None sends none.
-        health: receives the agent's state and its batches; None without control socket and metrics page.
-        completeness: adds the tables of completeness; None sends none.
+        placement: keeps the agent off the jobs' CPUs.
+        agent_stats, mapping, completeness: make the agent's own tables.
+        health: receives the agent's state and its batches.
 
     Attributes:
         runners: one for each backend, in calling order.
@@ -199,8 +191,11 @@ class Agent:
     def _batch(self, time_ns: int, tables: Iterable[Table], ended: Iterable[Job] = (), is_last: bool = False) -> Batch:
         self._seq += 1
         ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
-        batch = Batch(self._host_name, self._queue.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
-        return self._with_ledger(batch, is_last)
+        batch = Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
+        if self._completeness is not None:
+            with self._spared("completeness rows not sent failures=%d"):
+                return self._completeness.add(batch, self._schedule.period_s, is_last)
+        return batch
 
     def _note_missed(self, time_ns: int) -> None:
         """Report the samples missing in this tick."""
@@ -210,14 +205,6 @@ class Agent:
                 if runner.missed:
                     schemas = (runner.backend.schema, *runner.backend.others)
                     self._completeness.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
-
-    def _with_ledger(self, batch: Batch, ends: bool = False) -> Batch:
-        """Return the batch, with the tables of completeness if due."""
-        if self._completeness is None:
-            return batch
-        with self._spared("completeness rows not sent failures=%d"):
-            return self._completeness.add(batch, self._schedule.period_s, ends)
-        return batch
 
     def _own_tables(self, time_ns: int) -> list[Table]:
         """Return the tables of numbered columns and of self-metrics, if wanted and due."""
@@ -238,10 +225,10 @@ class Agent:
             "wall_time": self._meter.wall_ns // 1000,
             "overruns": self._schedule.overruns,
             "ticks": self._ticks,
-            "batches_sent": self._queue.sent,
+            "batches_sent": self._queue.outbox.sent_batches,
             "batches_dropped": self._queue.dropped,
-            "batches_acknowledged": self._queue.acknowledged,
-            "batches_waiting": self._queue.waiting,
+            "batches_acknowledged": self._queue.outbox.acknowledged,
+            "batches_waiting": len(self._queue.outbox),
             "jobs": len(self._jobs.keys() - {NODE_JOB}),
             "jobs_without_rows": self._jobs_without_rows,
             **self._source.counters(),
@@ -285,11 +272,7 @@ class Agent:
         self._notice(self._scan().jobs)
 
     def step(self, ready: Collection[int]) -> None:
-        """Handle events between two ticks: jobs that began, changed or ended, and events of backends.
-
-        Args:
-            ready: readable descriptors.
-        """
+        """Handle the events of these readable descriptors: jobs that began, changed or ended, and those of backends."""
         if self._source.fd in ready:
             with self._looks.working():
                 changed = self._scan().changed
@@ -323,14 +306,7 @@ class Agent:
         service: Service | None = None,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
-        """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks.
-
-        Args:
-            signals: the received signals.
-            errands: calls of other threads, made between ticks.
-            service: the service manager: receives readiness, status and watchdog messages.
-            reload: handles SIGHUP, between ticks.
-        """
+        """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks, `errands` and SIGHUP."""
         service = service or Service()
         self.open()
         always = {signals.fd, errands.fd} if errands is not None else {signals.fd}
@@ -388,7 +364,7 @@ class Agent:
         log.info(
             "stopping ticks=%d sent=%d dropped=%d overruns=%d",
             self._ticks,
-            self._queue.sent,
+            self._queue.outbox.sent_batches,
             self._queue.dropped,
             self._schedule.overruns,
         )
@@ -402,18 +378,18 @@ class Agent:
         if self._health is not None:
             self._health.sampling = False
 
-    def _send(self, batch: Batch) -> None:
-        self._queue.put(batch)
-        if self._health is not None:
-            with self._spared():
-                self._health.take(batch)
-
     def _note_state(self, service: Service) -> None:
         """Note the agent's state, for its control socket and the service manager."""
         if self._health is not None:
             with self._spared():
                 self._health.note(self.runners, self._totals(), self._meter.last_wall_ns, self._schedule.period_s)
                 service.status(self._health.line)
+
+    def _send(self, batch: Batch) -> None:
+        self._queue.put(batch)
+        if self._health is not None:
+            with self._spared():
+                self._health.take(batch)
 
     @contextlib.contextmanager
     def _spared(self, message: str = "agent_default not sent failures=%d") -> Iterator[None]:

@@ -14,8 +14,8 @@ from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.tables import is_declared
 from colmet.common.tables.agent import BACKEND_COUNTERS
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.selfmetrics.mapping import CounterName
 
 JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; None: missing
 
@@ -26,39 +26,24 @@ class InputBackend(ABC):
     Life: built from the command line; `open()`, retried with back-off while it raises BackendUnavailable; `sample()` at
     every tick; `close()`. Between ticks, optionally: `drain()`, `notice()`, `last()`.
 
-    A blocking backend runs in a thread of its own (`background.BackgroundBackend`): `open()`, `sample()` and `close()`
+    A blocking backend runs in a thread of its own (`runner.BackgroundBackend`): `open()`, `sample()` and `close()`
     may block there, and a tick during an unfinished `sample()` is skipped. It keeps no file of its host open
     (`Host.keep`), and reads from jobs only in `ask()`.
-
-    Attributes:
-        schema: of the first table.
-        others: of further tables; a sample of one names it.
-        agent_counters: columns of `agent_default` for the values of `counters()`; only columns in
-            `colmet.common.tables.agent` exist.
-        notes: text on the first table in addition to its columns, for docs/metrics.md.
-        blocking: whether it may wait for a program, a device or a driver.
-        capabilities: needed rights of root, by their names in capabilities(7).
-        of_interval: whether its rows describe the time since the last sample: the first one means little.
-        deadline_s: of a blocking backend: longest `sample()` before a failure is reported.
-        part: the measured part, if not everything is measured.
-        provides: names of values of jobs for other backends, see `job_value`.
-        needs: names of values of jobs read from other backends, see `use_value`; it is called after them.
-        fd: readable when `drain()` has work; -1 without such events, or while it is closed.
     """
 
     name: ClassVar[str]
-    schema: Schema
-    others: tuple[Schema, ...] = ()
-    agent_counters: tuple[Field, ...] = ()
-    notes: ClassVar[str] = ""
-    blocking: ClassVar[bool] = False
-    of_interval: ClassVar[bool] = False
-    capabilities: frozenset[str] = frozenset()
-    deadline_s: float = 30.0
-    part: str = ""
-    provides: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[tuple[str, ...]] = ()
-    fd: int = -1
+    schema: Schema  # of the first table
+    others: tuple[Schema, ...] = ()  # of further tables; a sample of one names it
+    agent_counters: tuple[Field, ...] = ()  # columns of `agent_default` for `counters()`, see common.tables.agent
+    notes: ClassVar[str] = ""  # text on the first table in addition to its columns, for docs/metrics.md
+    blocking: ClassVar[bool] = False  # whether it may wait for a program, a device or a driver
+    of_interval: ClassVar[bool] = False  # whether its rows are of the time since the last sample
+    capabilities: frozenset[str] = frozenset()  # needed rights of root, by their names in capabilities(7)
+    deadline_s: float = 30.0  # of a blocking backend: longest `sample()` before a failure is reported
+    part: str = ""  # the measured part, if not everything is measured
+    provides: ClassVar[tuple[str, ...]] = ()  # names of values of jobs for other backends, see `job_value`
+    needs: ClassVar[tuple[str, ...]] = ()  # those read from other backends, see `use_value`; it is called after them
+    fd: int = -1  # readable when `drain()` has work; -1 without such events, or while it is closed
 
     @classmethod
     @abstractmethod

@@ -15,36 +15,32 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from colmet.common.config import cli, plugins
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Settings
 from colmet.common.daemon import control, metrics_http, startup
 from colmet.common.daemon.daemon_health import DaemonIdentity
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.startup import tame_malloc, trim_malloc
 from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.host.deadline import Call
+from colmet.common.host import capabilities
+from colmet.common.host.command import Call
 from colmet.common.host.host import Host
-from colmet.common.tables.agent import SCHEMA as AGENT
-from colmet.common.tables.mapping import SCHEMA as MAPPING
+from colmet.common.tables.agent import AGENT, MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.wire import v1
 from colmet.common.wire.control import Request
-from colmet.node import live_config, rust_configuration
+from colmet.node import agent_tables, counter_names, live_config, once, placement
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
 from colmet.node.backends import NAMES
 from colmet.node.delivery import link
-from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.delivery.uplink import Times, Uplink
+from colmet.node.delivery.outbox import SendQueue
+from colmet.node.delivery.uplink import Requests, Times, Uplink
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import OAR2_ROOTS, JobSource
-from colmet.node.options import build_parser
+from colmet.node.node_health import NodeHealth
 from colmet.node.schedule import Schedule, self_metrics_period_s
-from colmet.node.selfmetrics import agent_stats, completeness, mapping
-from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system import placement, privileges
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +50,82 @@ UNNAMED = (
     "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on the "
     "collector's machine"
 )
+# Options of Colmet 0.6: its command lines may abbreviate these.
+OPTIONS_06 = frozenset(
+    (
+        *("--cgroup", "--cpuset_rootpath", "--disable-procstats", "--enable-infiniband", "--enable-ipmipower"),
+        *("--enable-jobproc", "--enable-lustre", "--enable-nvidia", "--enable-perfhw", "--enable-RAPL"),
+        *("--enable-temperature", "--help", "--ipmipower-cmd", "--lustre-prefix", "--omnipath", "--perfhw-list"),
+        *("--pid", "--regex_job_id", "--sample-period", "--tid", "--verbose", "--version", "--zeromq-hwm"),
+        *("--zeromq-linger", "--zeromq-uri"),
+    )
+)
+
+
+def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
+    """Return the command line of colmet-node."""
+    parser = cli.Parser(
+        prog="colmet-node",
+        description="Measure the resource use of each job on this compute node, and send it to colmet-collector. Run "
+        "it as root: measuring other users' jobs requires its rights.",
+    )
+    parser.older = OPTIONS_06
+    startup.add_common_options(parser)
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="print the available measurements and one sample, send nothing, and exit; status 1: nothing can be "
+        "measured",
+    )
+    sending = parser.add_argument_group("where samples are sent")
+    link.add_options(sending)
+    startup.add_queue_options(sending)
+    curve.add_options(parser.add_argument_group("keys"))
+    jobs = parser.add_argument_group("jobs")
+    jobs.add_argument(
+        "--cpuset_rootpath",
+        "--cpuset-rootpath",
+        metavar="PATH",
+        action="append",
+        help="search for jobs only in this directory of one cgroup for each job; of cgroup v1 or v2; repeatable "
+        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
+    )
+    jobs.add_argument(
+        "--regex_job_id",
+        "--regex-job-id",
+        metavar="RE",
+        action="append",
+        help="regular expression for the name of a job's directory, with the job id as its first group; repeatable: "
+        f"the first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+    )
+    unit = parser.add_argument_group("tasks to measure together, as job 0")
+    listed: dict[str, Any] = {"action": "append", "default": []}
+    unit.add_argument("-c", "--cgroup", metavar="PATH", help="measure all tasks in this cgroup and below", **listed)
+    number = cli.whole_number(1)
+    unit.add_argument("-p", "--pid", metavar="PID", type=number, help="measure this process", **listed)
+    unit.add_argument("-t", "--tid", metavar="TID", type=number, help="measure this thread", **listed)
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "-s",
+        "--sample-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=5.0,
+        help="seconds between two samples (default: %(default)g)",
+    )
+    for backend in backends:
+        backend.add_options(group)
+    counter_names.add_options(group)
+    daemon = parser.add_argument_group("how colmet-node runs")
+    control.add_options(daemon, "node")
+    metrics_http.add_options(daemon)
+    live_config.add_options(daemon)
+    daemon.add_argument(
+        "--keep-privileges",
+        action="store_true",
+        help=cli.Rare("keep all rights of root (default: only those required for measuring; -v logs them)"),
+    )
+    return parser
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
@@ -101,10 +173,7 @@ class NodeParts(NamedTuple):
 def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
     """Make all parts of the options that require no open socket and no written file.
 
-    All errors of a start are raised here, except addresses in use: --check-config does no more than this.
-
-    Raises:
-        ConfigError: the options cannot be used.
+    All errors of a start are raised here, as ConfigError, except addresses in use: --check-config does no more.
     """
     host = host or Host()
     backends = [backend for cls in classes if (backend := plugins.make(cls, options, host)) is not None]
@@ -115,7 +184,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
-        check_uri(options.enable_rust_configuration, rust_configuration.OPTION)
+        check_uri(options.enable_rust_configuration, live_config.OPTION)
     return NodeParts(find_jobs(options, host), backends, security)
 
 
@@ -127,15 +196,15 @@ def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) ->
 
 
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
-    """Print the backends that can measure, and one sample; return the exit status.
-
-    Raises:
-        ConfigError: the options cannot be used.
-    """
+    """Print the backends that can measure, and one sample; return the exit status."""
     options.state_dir = ""
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
-        privileges.drop(name for cls in classes for name in cls.capabilities)
+        capabilities.drop(name for cls in classes for name in cls.capabilities)
+
+    def look() -> tuple[str, int]:
+        with contextlib.closing(find_jobs(options, host)) as source:
+            return once.report(options, classes, host, socket.gethostname(), source)
 
     def stopping() -> bool:
         if signals.stop_wanted():
@@ -145,33 +214,16 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
     with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
         # in a thread: a signal that is handled while a program is being started would leave that program behind
-        call = Call(lambda: _look_once(options, classes, host), "once")
+        call = Call(look, "once")
         call.wait(math.inf, stopping, END_S)
         if signals.stop_wanted():
             return 128 + min(signals.pending)
     text, status = call.result()
-    from colmet.node import once  # here and below: a daemon does not need it
-
     return status if once.show(text) else 1
-
-
-def _look_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> tuple[str, int]:
-    from colmet.node import once
-
-    source = find_jobs(options, host)
-    try:
-        return once.report(options, classes, host, socket.gethostname(), source)
-    finally:
-        source.close()
 
 
 def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], settings: Settings) -> int:
     """Build the agent and run it until a signal ends it, or print one sample; return the exit status.
-
-    Args:
-        options: of the command line.
-        classes: of all backends.
-        settings: the same options, with the functions that change some of them meanwhile.
 
     Raises:
         ConfigError: the options cannot be used; nothing was started.
@@ -181,36 +233,62 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     service = Service.from_environment()  # first, so that no started program inherits it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores it, no program has an exit status
     host = Host()
-    if options.brief and not options.once:
-        raise ConfigError("--brief goes with --once")
     if options.once:
         return run_once(options, classes, host)
     if not wait_for_collector(options, settings, service):
         return 0
     parts = build(options, classes, host)
     if not options.keep_privileges:
-        privileges.drop(name for backend in parts.backends for name in backend.capabilities)
+        capabilities.drop(name for backend in parts.backends for name in backend.capabilities)
     place = placement.Placement(host)
     if parts.security is None:
         log.warning("%s", curve.OFF)
+    host_name, times = socket.gethostname(), Times()
     with contextlib.ExitStack() as stack:
         asked = control.Control({})
-        sending = open_sending(options, host, parts.security, asked, stack)
+        outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
+        uplinks = link.open_uplinks(options, host_name, times, parts.security)
+        for uplink in uplinks:
+            stack.callback(uplink.close)
+        queue = SendQueue(v1.encode_short, outbox)
+        remote = live_config.Remote(asked, is_known=parts.security is not None or options.allow_remote_configure)
+        requests = Requests(remote.answer)
+        sender = link.NodeLink(
+            *(host_name, outbox, uplinks, queue.take, queue.fd),
+            window=options.zeromq_hwm,
+            times=times,
+            requests=requests,
+        )
+        stack.callback(end_sending, sender, queue)
         stack.callback(service.close)
         place.lower_priority()  # including ZeroMQ's threads
         counters = {
-            "spool": sending.queue.counters,
-            "link": sending.link.counters,
+            "spool": queue.counters,
+            "link": sender.counters,
             "control": asked.counters,
             "configuration": settings.counters,
-            "remote": sending.remote.counters,
+            "remote": remote.counters,
             "plugins": load_backends().counters,
         }
-        rust = open_rust_port(options, asked, stack)
-        if rust is not None:
+        rust: live_config.RustPort | None = None
+        if options.enable_rust_configuration:
+            rust = live_config.RustPort(options.enable_rust_configuration, asked)
+            stack.callback(rust.close)
             counters["rust_configuration"] = rust.counters
-        health = NodeHealth(counters, sending.uplinks, options.metrics_jobs)
-        agent = make_agent(options, host, parts, sending, place, health)
+        health = NodeHealth(counters, uplinks, options.metrics_jobs)
+        own_period_s = self_metrics_period_s(options.sample_period)
+        agent = Agent(
+            host_name,
+            parts.source,
+            parts.backends,
+            queue,
+            Schedule(options.sample_period),
+            placement=place,
+            agent_stats=agent_tables.AgentStats(host, own_period_s),
+            mapping=counter_names.CounterNames(host, options.mapping_dir),
+            health=health,
+            completeness=open_completeness(own_period_s, queue, uplinks),
+        )
         stack.callback(agent.close)
         if options.metrics_listen:
             stack.callback(metrics_http.MetricsServer(options.metrics_listen, health.families, health.pause).close)
@@ -227,91 +305,10 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 asked.listen(options.control_socket, "node")
                 if rust is not None:
                     rust.start()
-                sending.link.start()
+                sender.start()
                 agent.run(signals, errands, service, settings.reload)
             stack.close()  # here: a second signal, as from timeout(1), must not end it before all is sent
     return 0
-
-
-class Sending(NamedTuple):
-    """The opened parts that send a node's samples."""
-
-    host_name: str  # sent with them
-    queue: SendQueue  # receives the batches of the agent
-    uplinks: list[Uplink]  # connections to the collectors
-    link: link.NodeLink  # its thread writes and sends the batches
-    remote: live_config.Remote  # answers the collectors' requests
-
-
-def open_sending(
-    options: argparse.Namespace,
-    host: Host,
-    security: curve.Client | None,
-    asked: control.Control,
-    stack: contextlib.ExitStack,
-) -> Sending:
-    """Open the outbox and the connections to the collectors.
-
-    Args:
-        options: of the command line.
-        host: the machine.
-        security: the node's keys; None without.
-        asked: answers requests of clients of this machine, and those of collectors.
-        stack: closes all parts opened here, after the last batches are sent.
-    """
-    host_name, times = socket.gethostname(), Times()
-    outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
-    uplinks = link.open_uplinks(options, host_name, times, security)
-    for uplink in uplinks:
-        stack.callback(uplink.close)
-    queue = SendQueue(v1.encode_short, outbox)
-    remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
-    sender = link.NodeLink(
-        host_name,
-        outbox,
-        uplinks,
-        take=queue.take,
-        wake_fd=queue.fd,
-        window=options.zeromq_hwm,
-        times=times,
-        requests=Requests(remote.answer),
-    )
-    stack.callback(end_sending, sender, queue)
-    return Sending(host_name, queue, uplinks, sender, remote)
-
-
-def open_rust_port(
-    options: argparse.Namespace, asked: control.Control, stack: contextlib.ExitStack
-) -> rust_configuration.RustPort | None:
-    """Open the port for the Rust node's senders of configurations; None if not configured."""
-    if not options.enable_rust_configuration:
-        return None
-    port = rust_configuration.RustPort(options.enable_rust_configuration, asked)
-    stack.callback(port.close)
-    return port
-
-
-def make_agent(
-    options: argparse.Namespace,
-    host: Host,
-    parts: NodeParts,
-    sending: Sending,
-    place: placement.Placement,
-    health: NodeHealth,
-) -> Agent:
-    """Return an agent made of these parts."""
-    return Agent(
-        sending.host_name,
-        parts.source,
-        parts.backends,
-        sending.queue,
-        Schedule(options.sample_period),
-        placement=place,
-        agent_stats=agent_stats.AgentStats(host, self_metrics_period_s(options.sample_period)),
-        mapping=mapping.CounterNames(host, options.mapping_dir),
-        health=health,
-        completeness=open_completeness(options.sample_period, sending.queue, sending.uplinks),
-    )
 
 
 def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
@@ -319,9 +316,6 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
 
     The configuration is read again meanwhile, on SIGHUP and every few seconds; this changes `options`. The control
     socket is open: `colmet status` prints what the node waits for.
-
-    Raises:
-        ConfigError: the configuration or the files of keys cannot be used.
     """
     if link.collectors(options):
         return True
@@ -374,22 +368,18 @@ def _find_collector(options: argparse.Namespace, settings: Settings, state: dict
     return False
 
 
-def open_completeness(
-    sample_period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]
-) -> completeness.CompletenessStats:
+def open_completeness(period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]) -> agent_tables.CompletenessStats:
     """Return the counts of completeness."""
 
-    def delivery_totals() -> completeness.DeliveryTotals:
-        return completeness.DeliveryTotals(
+    def delivery_totals() -> agent_tables.DeliveryTotals:
+        return agent_tables.DeliveryTotals(
             queue.outbox.stats.totals(),  # as in the other rows, without those of earlier starts
             queue.outbox.stats.by_table(),
             queue.dropped_ranges(),
             sum(uplink.duplicates for uplink in uplinks),
         )
 
-    return completeness.CompletenessStats(
-        delivery_totals, self_metrics_period_s(sample_period_s), (AGENT.name, MAPPING.name)
-    )
+    return agent_tables.CompletenessStats(delivery_totals, period_s, (AGENT.name, MAPPING.name))
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:

@@ -1,12 +1,10 @@
-"""Print the backends that can measure on this node, and one sample: ``colmet-node --once``.
-
-It contacts no collector, and leaves priority, CPUs and state unchanged.
-"""
+"""The text of ``colmet-node --once``: the backends that can measure on this node, and one sample."""
 
 from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import logging
 import os
 import sys
@@ -14,23 +12,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from colmet import __version__
-from colmet.common.config import cli, plugins
-from colmet.common.daemon.checks import good, warn
+from colmet.common.config import plugins
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.host import capabilities
 from colmet.common.host.host import Host
-from colmet.common.schema import Field, Sample, Table, Value
-from colmet.common.tables.agent import SCHEMA as ACCOUNT
-from colmet.common.text.text_layout import columns, printable, wrap
-from colmet.common.units import UNITS
-from colmet.node import once_brief
+from colmet.common.schema import UNITS, Field, Sample, Table, Value
+from colmet.common.tables.agent import AGENT as ACCOUNT
+from colmet.common.text import columns, printable, wrap
+from colmet.node.agent_tables import AgentStats
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.controllers import distinct_controllers
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
 from colmet.node.jobs.source import JobSource
 from colmet.node.runner import Runner, connect
-from colmet.node.selfmetrics.agent_stats import AgentStats
-from colmet.node.system import privileges
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +35,6 @@ MAX_LABEL = 24
 INTERVAL_S = 1.0  # for backends with rows of the time between two samples
 # seconds, name, and the upper bound in seconds
 _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
-
-
-def add_options(parser: cli.Options) -> None:
-    """Declare --once and --brief."""
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="print the available measurements and one sample, send nothing, and exit; status 1: nothing can be "
-        "measured",
-    )
-    parser.add_argument(
-        "--brief", action="store_true", help="with --once: one screen, with a line for each job and no other values"
-    )
 
 
 # -- values for people --
@@ -105,14 +87,11 @@ def _heading(table: Table, sample: Sample, label: Field | None) -> str:
     return " ".join(words) or "node"
 
 
-def format_table(
-    table: Table, width: int = WIDTH, only_known: bool = False, counters: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Yield the lines of a table: a line for each metric, a column for each row, in blocks of the terminal's width.
+def format_table(table: Table, only_known: bool = False, counters: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield the lines of a table: a line for each metric, a column for each row, in blocks of a terminal's width.
 
     Args:
         table: the table.
-        width: of the terminal.
         only_known: skip metrics without a value in any row.
         counters: the contents of numbered columns, by name.
     """
@@ -130,28 +109,24 @@ def format_table(
         for sample in samples
     ]
     yield table.schema.name
-    room = width - 2 - max(map(len, names))
-    start = 0
-    while start < len(cells):
-        end, used = start, 0
-        while end < len(cells) and (end == start or used + 2 + max(map(len, cells[end])) <= room):
-            used += 2 + max(map(len, cells[end]))
-            end += 1
-        block = [names, *cells[start:end]]
+    room = WIDTH - 2 - max(map(len, names))
+    while cells:
+        widths = itertools.accumulate(2 + max(map(len, column)) for column in cells)
+        fitting = max(1, sum(width <= room for width in widths))
+        block, cells = [names, *cells[:fitting]], cells[fitting:]
         yield from columns(list(zip(*block)), range(1, len(block)), _INDENT)
         yield ""
-        start = end
 
 
 # -- the parts of the report --
 
 
-def _about(host_name: str, width: int = WIDTH) -> Iterator[str]:
+def _about(host_name: str) -> Iterator[str]:
     system = os.uname()
     yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
-    if lacking := privileges.find_lacking(*sorted(privileges.CORE)):
-        remedy = privileges.suggest(*lacking)
-        yield from wrap(f"Values of other users' jobs may be missing without {', '.join(lacking)}: {remedy}.", width)
+    if lacking := capabilities.find_lacking(*sorted(capabilities.CORE)):
+        remedy = capabilities.suggest(*lacking)
+        yield from wrap(f"Values of other users' jobs may be missing without {', '.join(lacking)}: {remedy}.", WIDTH)
 
 
 def _places(source: JobSource) -> Iterator[str]:
@@ -233,31 +208,25 @@ class _Trial:
         self.runner: Runner | None = None
         backend = plugins.make(cls, options, host)
         if backend is None:
-            self.finding = good(f"off: {switch_of(cls)}")
+            self.finding = f"off: {switch_of(cls)}"
             return
         self.runner = Runner(backend)
         try:
             with self.runner.meter:
                 backend.open()
         except (BackendUnavailable, CommandFailed, ParseError, OSError) as err:
-            self.finding = warn(f"off: {err}")
+            self.finding = f"off: {err}"
             backend.close()
         else:
-            self.finding = good(f"on, {backend.part}" if backend.part else "on")
+            self.finding = f"on, {backend.part}" if backend.part else "on"
             self.runner.is_open = True
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether it measures."""
-        return self.runner is not None and self.runner.is_open
 
     def begin_interval(self, jobs: Sequence[Job]) -> bool:
         """Begin an interval, if the rows are of one; return whether they are."""
-        runner = self.runner
-        if runner is None or not self.is_on or not runner.backend.of_interval:
+        if self.runner is None or not self.runner.backend.of_interval:
             return False
         self.sample(jobs, time.time_ns())
-        return True
+        return self.runner.is_open
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
         """Return its tables; none if it is off or has no rows."""
@@ -265,9 +234,9 @@ class _Trial:
             return []
         tables = self.runner.sample(jobs, time_ns)
         if self.runner.failures:
-            self.finding = warn("on, but this sample failed: see the log")
+            self.finding = "on, but this sample failed: see the log"
         elif not self.runner.is_open:
-            self.finding = warn("off: see the log")
+            self.finding = "off: see the log"
         return tables
 
 
@@ -279,13 +248,6 @@ def report(
     source: JobSource,
 ) -> tuple[str, int]:
     """Return the text of --once, and the exit status: 0, or 1 if no backend is on.
-
-    Args:
-        options: the command line.
-        classes: the backends of this build.
-        host: the machine.
-        host_name: its name.
-        source: of the jobs.
 
     Raises:
         ConfigError: the options of a backend cannot work.
@@ -305,26 +267,18 @@ def report(
         time_ns = time.time_ns()
         tables = [table for one in in_order for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]
-        if agent_stats is not None:
-            totals = {
-                "jobs": len([job for job in jobs if job.id != NODE_JOB]),
-                "discovery_failures": source.counters()["discovery_failures"],
-            }
-            tables.append(agent_stats.table(time_ns, runners, totals))
+        totals = {
+            "jobs": len([job for job in jobs if job.id != NODE_JOB]),
+            "discovery_failures": source.counters()["discovery_failures"],
+        }
+        tables.append(agent_stats.table(time_ns, runners, totals))
         status = 0 if any(runner.is_open for runner in runners) else 1
-        if options.brief:
-            trials = [once_brief.Tried(one.name, one.is_on, one.runner is not None, one.finding) for one in tried]
-            values = once_brief.values_of(tables)
-            brief = once_brief.lines_of(
-                list(_about(host_name, once_brief.WIDTH)), source.describe(), jobs, trials, values
-            )
-            return "\n".join(brief) + "\n", status
         lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
         lines += ["", "What is measured"]
         width = max([len(one.name) for one in tried], default=0)
         for one in tried:
             first = f"{_INDENT}{one.name:{width}}{_INDENT}"
-            lines += wrap(one.finding.found, WIDTH, first, " " * len(first))
+            lines += wrap(one.finding, WIDTH, first, " " * len(first))
         lines += ["", "One sample; a counter is the total so far, - is a value that is missing", ""]
         named = {runner.backend.schema: runner.backend.counter_names() for runner in runners if runner.is_open}
         for table in tables:

@@ -1,11 +1,14 @@
 """The calls into backends: each is opened, retried, measured and counted, so that no failure stops the others.
 
+A backend that may block runs in a thread of its own: no tick waits for it.
+
 A backend names the values it provides in `provides` and the values it reads in `needs`. Backends never import each
 other: each runs after the providers of its values, which `connect` gives it.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import logging
 import math
@@ -13,18 +16,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from colmet.common.config.cli import Options
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
+from colmet.common.host.command import Call
+from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
+from colmet.common.tables import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, RUN, UPTIME
 from colmet.common.tables.agent import BACKEND_COUNTERS
-from colmet.common.tables.runs import RUN, UPTIME
+from colmet.node import agent_tables
+from colmet.node.agent_tables import Meter
 from colmet.node.backend import InputBackend
-from colmet.node.background import BackgroundBackend, NotYet
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.selfmetrics.agent_stats import Meter
-from colmet.node.selfmetrics.completeness import FAILED, LATE
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +41,166 @@ FIRST_RETRY_S = 60.0
 LAST_RETRY_S = 3600.0
 
 
+class NotYet(Exception):
+    """The backend's `open()` has not returned yet; the next tick checks again."""
+
+
+class BackgroundBackend(InputBackend):
+    """A blocking backend, with calls that never block: each runs in a thread of its own.
+
+    A tick returns the result of the measurement started by the last tick, and starts the next one. If that has not
+    ended, the tick is skipped: nothing waits, nothing accumulates.
+
+    ::
+
+        closed --open(): starts a thread--> opening --open() has returned--> idle --sample()--> measuring
+          ^                                                                    ^                      |
+          |                                                                    +---sample() or take()-+
+          +--------------- close(): as soon as the call under way has returned ----- any state
+
+    Attributes:
+        meter: CPU and wall time of the calls.
+        measured_ns: end of the measurement last returned by `sample()` or `take()`, since the epoch.
+        is_busy: whether the last `sample()` was skipped, because of an unfinished measurement.
+    """
+
+    def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.name = backend.name  # type: ignore[misc]
+        self.schema = backend.schema
+        self.others = backend.others
+        self.agent_counters = (LEFT_OUT, LATE, COMMANDS, COMMANDS_KILLED, *backend.agent_counters)
+        self.meter = Meter()
+        self.measured_ns = 0
+        self.is_busy = False
+        self._backend = backend
+        self._monotonic = monotonic
+        self._call: Call[Any] | None = None
+        self._closing: Call[None] | None = None
+        self._is_late = False
+        self._began = 0.0
+        self._skipped = self._late = 0
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """Do nothing: the backend declares its options."""
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> None:
+        """Return None: the object is made around a backend."""
+
+    def open(self) -> None:
+        """Start to open the backend, and return once it is open; NotYet before."""
+        if self._closing is not None:
+            if not self._closing.ended_ns:
+                raise NotYet  # a driver still blocks the former call
+            self._closing = self._call = None
+        if self._call is None:
+            self._begin(self._backend.open)
+        if not self._has_ended():
+            raise NotYet
+        self._result()
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """Return the rows measured since the last call, or raise its error, and start the next measurement."""
+        self.is_busy = not self._has_ended()
+        if self.is_busy:
+            self._skipped += 1
+            return ()
+        asked = self._backend.ask(jobs)
+        is_usable = True
+        try:
+            return self.take()
+        except BackendUnavailable:
+            is_usable = False  # it is closed, and opened again later
+            raise
+        finally:
+            if is_usable:  # after any other failure the next measurement may succeed
+                self._begin(lambda: list(self._backend.sample(asked)))
+
+    def take(self) -> Iterable[Sample]:
+        """Return the rows measured since the last call, and start nothing."""
+        if self._call is None or not self._has_ended():
+            return ()
+        self.measured_ns = self._call.ended_ns
+        samples: Iterable[Sample] = self._result()
+        return samples
+
+    def counter_names(self) -> Sequence[CounterName]:  # noqa: D102 - these are the backend's
+        return self._backend.counter_names()
+
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None:  # noqa: D102
+        return self._backend.mapping_file()
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the backend's counters, and the numbers of skipped and late calls and of its programs."""
+        programs = list(self._backend.programs())
+        return {
+            "left_out": self._skipped,
+            "late": self._late,
+            "commands": sum(program.runs for program in programs),
+            "commands_killed": sum(program.killed for program in programs),
+            **self._backend.counters(),
+        }
+
+    def close(self) -> None:
+        """Close the backend as soon as its call has returned, without waiting; can be called twice."""
+        if self._closing is None:
+            under_way = self._call
+            self._closing = Call(lambda: self._close(under_way), f"colmet-{self.name}")
+
+    def join(self, within_s: float) -> None:
+        """Wait until it is closed after `close()`, at most `within_s` seconds."""
+        if self._closing is not None:
+            self._closing.wait(within_s)
+
+    def _begin(self, function: Callable[[], Any]) -> None:
+        self._began = self._monotonic()
+
+        def measured() -> Any:
+            with self.meter:
+                return function()
+
+        self._call = Call(measured, f"colmet-{self.name}")
+
+    def _has_ended(self) -> bool:
+        """Return whether no call is under way; log once a call that exceeds its deadline."""
+        call = self._call
+        if call is None or call.ended_ns:
+            if self._is_late and call is not None:
+                log.info("backend answers again backend=%s after=%.0f s", self.name, self._monotonic() - self._began)
+            self._is_late = False
+            return True
+        took_s = self._monotonic() - self._began
+        if took_s > self._backend.deadline_s and not self._is_late:
+            self._is_late = True
+            self._late += 1
+            log.error(
+                "backend does not answer backend=%s late=%d: nothing for %.0f s; the other backends continue",
+                self.name,
+                self._late,
+                took_s,
+            )
+        return False
+
+    def _result(self) -> Any:
+        assert self._call is not None
+        call, self._call = self._call, None
+        return call.result()
+
+    def _close(self, under_way: Call[Any] | None) -> None:
+        """Close the backend once its call has returned, in the thread of `close`."""
+        if under_way is not None:
+            under_way.thread.join()
+        try:
+            self._backend.close()
+        except Exception:  # nobody waits for the result
+            log.exception("close failed backend=%s", self.name)
+
+
 def connect(backends: Sequence[InputBackend]) -> list[InputBackend]:
     """Connect backends with the providers of the values they need; log values without a provider.
 
-    Returns:
-        The backends in calling order: each after its providers, otherwise as given.
-
-    Raises:
-        ConfigError: two backends provide one value, or need each other's.
+    Return them in calling order: each after its providers. ConfigError if two provide one value, or need each other's.
     """
     providers: dict[str, InputBackend] = {}
     for backend in backends:
@@ -69,23 +227,14 @@ def connect(backends: Sequence[InputBackend]) -> list[InputBackend]:
 class Runner:
     """Caller of one backend: opens it, retries with back-off, measures its cost, counts its failures.
 
-    Every call into the backend goes through here, so that a failure of one does not stop the others.
-
-    Args:
-        backend: the backend; a blocking one blocks the caller, unless it is wrapped in a `BackgroundBackend`.
-        period_s: the sample period.
-        processes: the thread that reads files of processes for the backend.
+    A blocking backend blocks the caller, unless it is wrapped in a `BackgroundBackend`.
 
     Attributes:
         meter: CPU and wall time of the backend's calls, in this thread and in that of `processes`.
         rows: number of rows measured.
         failures: number of failed calls.
         overruns: number of samples longer than the period.
-        why: the reason why the backend is off; empty while it is on.
-        error: the last failure; empty before the first.
         sampled_ns: time of the last rows, since the epoch; 0 before the first.
-        dropped_counters: counters returned by the backend and not declared in its `agent_counters`.
-        missed: why the last `sample()` measured nothing, FAILED or LATE; otherwise empty.
     """
 
     def __init__(
@@ -99,11 +248,11 @@ class Runner:
         self.name = backend.name
         self.meter = Meter(processes)
         self.rows = self.failures = self.overruns = self.sampled_ns = 0
-        self.missed = ""
+        self.missed = ""  # why the last `sample()` measured nothing, FAILED or LATE
         self.is_open = False
-        self.why = "not opened yet"
-        self.error = ""
-        self.dropped_counters: set[str] = set()
+        self.why = "not opened yet"  # why the backend is off; empty while it is on
+        self.error = ""  # the last failure
+        self.dropped_counters: set[str] = set()  # returned by the backend and not declared in its `agent_counters`
         self._counter_names = BACKEND_COUNTERS.intersection([field.name for field in backend.agent_counters])
         self._period_ns = period_s * 1e9
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, monotonic)
@@ -133,7 +282,11 @@ class Runner:
             log.warning("backend off backend=%s: %s", self.backend.name, err)
         else:
             log.debug("backend still off backend=%s: %s", self.backend.name, err)
-        self._close_failed()
+        self.is_open = False
+        try:
+            self.backend.close()
+        except Exception:  # it is opened again later anyway
+            log.exception("close failed backend=%s", self.name)
         self._backoff.fail()
 
     @property
@@ -153,16 +306,18 @@ class Runner:
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
         """Return the tables of this tick; none without rows."""
-        self.missed = FAILED
+
+        def measure() -> list[Table]:
+            tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns, jobs)
+            is_late = isinstance(self.backend, BackgroundBackend) and self.backend.is_busy
+            self.missed = agent_tables.LATE if is_late else ""
+            return tables
+
+        self.missed = agent_tables.FAILED
         if not self.open():
             return []
-        tables: list[Table] = self._call(lambda: self._measure(jobs, time_ns), [])
+        tables: list[Table] = self._call(measure, [])
         self.overruns += self.meter.last_wall_ns > self._period_ns
-        return tables
-
-    def _measure(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
-        tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns, jobs)
-        self.missed = LATE if isinstance(self.backend, BackgroundBackend) and self.backend.is_busy else ""
         return tables
 
     def change(self, commit: Callable[[], Iterable[Sample]], time_ns: int) -> list[Table]:
@@ -211,22 +366,19 @@ class Runner:
             time_ns = self.backend.measured_ns
         for schema in by_schema:
             if RUN in schema.name_set:
-                by_schema[schema] = self._with_runs(by_schema[schema], time_ns, {job.id: job.run for job in jobs})
+                # with the runs of their jobs, and the machine's uptime at a time of the wall clock
+                uptime_s = (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (time.time_ns() - time_ns)) // _NS
+                runs = {job.id: job.run for job in jobs}
+                by_schema[schema] = [
+                    one._replace(values={**one.values, RUN: runs.get(one.job_id), UPTIME: max(0, uptime_s)})
+                    for one in by_schema[schema]
+                ]
         tables = [Table.from_samples(schema, time_ns, some) for schema, some in by_schema.items()]
         self.rows += sum(map(len, tables))
         if tables:
             self.sampled_ns = time_ns
             self._backoff.reset()  # the next failure is logged as a warning again
         return tables
-
-    @staticmethod
-    def _with_runs(samples: Iterable[Sample], time_ns: int, runs: Mapping[int, int | None]) -> list[Sample]:
-        """Return samples with the runs of their jobs, and the machine's uptime at a time of the wall clock."""
-        uptime_s = (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (time.time_ns() - time_ns)) // _NS
-        return [
-            sample._replace(values={**sample.values, RUN: runs.get(sample.job_id), UPTIME: max(0, uptime_s)})
-            for sample in samples
-        ]
 
     def _call(self, function: Callable[[], _Result], otherwise: _Result) -> _Result:
         """Call into the backend and measure the cost; on failure, log, count and return `otherwise`."""
@@ -268,13 +420,6 @@ class Runner:
     def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
         """Return the backend's options that can change while it runs."""
         return self._call(self.backend.changes, {})
-
-    def _close_failed(self) -> None:
-        self.is_open = False
-        try:
-            self.backend.close()
-        except Exception:  # it is opened again later anyway
-            log.exception("close failed backend=%s", self.name)
 
     def close(self) -> None:
         """Close the backend; can be called twice."""

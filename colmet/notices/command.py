@@ -14,7 +14,7 @@ from colmet.commands import archives
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.host.capabilities import become_owner
-from colmet.common.text.quantities import utc
+from colmet.common.text import utc
 from colmet.notices import addresses
 from colmet.notices.delivery import Mailer
 from colmet.notices.letter import Letterhead

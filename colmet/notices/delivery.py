@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from email.message import EmailMessage
 from typing import Any, NamedTuple
 
-from colmet.common.clients.http_client import HttpClient, HttpFailure, TlsOptions
 from colmet.common.errors import ColmetError, CommandFailed
 from colmet.common.host.command import Command
+from colmet.common.http_client import HttpClient, HttpFailure, TlsOptions
 from colmet.notices.letter import Notice
 
 TIMEOUT_S = 30.0  # of each step of a mail

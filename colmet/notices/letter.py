@@ -11,7 +11,7 @@ from email.utils import format_datetime
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.jobs.archive.queries import Row
 from colmet.notices.quiet import Calendar
 from colmet.notices.rules import Rule

@@ -8,11 +8,11 @@ import os
 import re
 from typing import Any
 
-from colmet.common.clients.http_client import is_readable_on_the_way, parse_url
 from colmet.common.config import cli, secretfile
 from colmet.common.config.configuration import file_text, parse
 from colmet.common.errors import ConfigError
-from colmet.common.host.installation import document
+from colmet.common.http_client import is_readable_on_the_way, parse_url
+from colmet.common.text import document
 from colmet.notices import addresses, quiet
 from colmet.notices.addresses import Lookup
 from colmet.notices.delivery import PLAIN, PORTS, STARTTLS, Server

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from colmet.common.text.quantities import cores, count, counted, duration, percent
+from colmet.common.text import cores, count, counted, duration, percent
 from colmet.jobs.advice import GPU_IDLE, memory_high, out_of_memory
 from colmet.jobs.archive.queries import Row
 from colmet.jobs.columns import FAILED, NODE_FAILED, OUT_OF_MEMORY, RUNNING, Value

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from colmet.common.growth import gaps, rates
 from colmet.common.lines import Line
-from colmet.common.schema import Field
-from colmet.common.units import UNITS, Unit
+from colmet.common.schema import UNITS, Field, Unit
 from colmet.stored.series import Series
 
 Floats = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from colmet.common.clients import database_client
+from colmet.common import database_client
 from colmet.common.errors import ColmetError
 from colmet.common.schema import NAME
 from colmet.common.tables import schemas

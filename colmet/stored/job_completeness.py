@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.common.completeness import JobCompleteness, JobGap
+from colmet.common.lines import JobCompleteness, JobGap
 from colmet.stored.accounts import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, ledger_rows, look
 from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
 from colmet.stored.job_rows import OUTLINE_COLUMNS, HostJob, JobInterval, JobRows, Outline

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from colmet.common.measures import START, Source, columns_of
-from colmet.common.tables.runs import RUN, UPTIME
+from colmet.common.tables import RUN, UPTIME
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import GroupedRows, History, RowQuery, Series, groups_of
 

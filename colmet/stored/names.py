@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from colmet.common.config.suggestions import near as nearest
-from colmet.common.host.installation import document
+from colmet.common.config.cli import near as nearest
+from colmet.common.text import document
 
 SUFFIX = "_default"
 _NUMBER = re.compile(r"(\d+)", re.ASCII)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from colmet.common.measures import START
-from colmet.common.tables.runs import RUN
+from colmet.common.tables import RUN
 from colmet.stored.series import History, RowQuery, Series, each_series
 
 START_COLUMN = START.best.column
@@ -20,7 +20,7 @@ class StoredRun(NamedTuple):
 
     start: int  # of its first task if that is known, else its first row
     host: str
-    number: int  # see `colmet.common.tables.runs`
+    number: int  # see `colmet.common.tables`
     first: int  # its first row
     last: int
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 
-from colmet.common.clients import database_client
+from colmet.common import database_client
 from colmet.common.config import cli, configuration
 from colmet.common.errors import ConfigError
 from colmet.stored.series import RowStore

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, Optional
 
 from colmet.common.live.latest_tables import HostTables
 from colmet.common.measures import MEASURES, NODE_CPU_INTERRUPTS, NODE_MEMORY_USED, NODE_SWAP_USED
-from colmet.common.schema import Schema
+from colmet.common.schema import UNITS, Schema
 from colmet.common.tables import schemas
-from colmet.common.text.quantities import some_of
-from colmet.common.units import UNITS
+from colmet.common.text import some_of
 from colmet.web.recent_cache import AGENT_TABLE
 
 Declaration = tuple[Optional[str], Optional[str], Optional[str]]

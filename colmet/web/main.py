@@ -18,10 +18,9 @@ from colmet.batch.systems import find_record_sources
 from colmet.collector.feed import default_paths
 from colmet.common.config.cli import EXIT_CONFIG
 from colmet.common.config.configuration import Configuration
-from colmet.common.daemon import service_unit, startup
+from colmet.common.daemon import startup, systemd
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.daemon.signals import Signals
-from colmet.common.daemon.wakeup import readable
+from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.live.user_names import UserNames
 from colmet.web import options as web_options
@@ -145,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run(options)
             return 0
         # the child of a collector, which names its store, has the collector's user
-        unit = service_unit.find(read.program) if options.collector_config is None else None
+        unit = systemd.find_unit(read.program) if options.collector_config is None else None
         user = f" (checked as user {unit.user} of {unit.name})" if unit is not None and unit.enter() else ""
         web_options.check(options)
         web_options.store_of(options)

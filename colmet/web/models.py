@@ -6,7 +6,7 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  #
 from pydantic import BaseModel, Field, create_model
 
 from colmet.common import measures
-from colmet.common.completeness import JobCompleteness, JobGap
+from colmet.common.lines import JobCompleteness, JobGap
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
 from colmet.jobs import figures as report_model

@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from typing import NamedTuple, Union
 
 from colmet.common.config import cli
-from colmet.common.config.configuration import require
 from colmet.common.daemon import startup
 from colmet.common.daemon.metrics_http import ListenAddress, listen_address, resolve
 from colmet.common.errors import ConfigError
-from colmet.common.host.installation import how_to_install
+from colmet.common.text import how_to_install
 from colmet.stored import sources
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def build_parser(_backends: Sequence[object] = ()) -> cli.Parser:
     startup.add_common_options(parser)
     _add_access(parser.add_argument_group("address and access"))
     _add_sources(parser.add_argument_group("data"))
-    require(parser, "--user-header", "--sign-out-url")
+    parser.require("--user-header", "--sign-out-url")
     return parser
 
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Shares
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
-from colmet.common.live.shares import Shares
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.schema import Batch, Rows, Schema
-from colmet.common.tables.runs import RUN
+from colmet.common.tables import RUN
 from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class JobStay:
         self.user = ""  # named by the rows; "" if no row names one
         self.is_disputed = False  # rows name different users: there are two jobs of this number
         self.is_whole = is_whole  # the node had sent data before, without rows of this number, or of another run of it
-        self.run = 0  # its number, see `colmet.common.tables.runs`; 0 while it is unknown
+        self.run = 0  # its number, see `colmet.common.tables`; 0 while it is unknown
         # start of the rows, seconds since 1970: the time of the first row, or its time of arrival if that is more than
         # an hour later, as the sender's clock may be wrong
         self.since = since

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.host.installation import how_to_install
-from colmet.common.text.clock import UTC, Clock
+from colmet.common.text import UTC, Clock, how_to_install
 from colmet.jobs.archive.queries import JobArchive
 from colmet.jobs.figures import Report
 from colmet.jobs.report.archived import UNREADABLE, OwnHistory, find, made_from, without_others

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
-from colmet.common.host import python_child
+from colmet.common.host.command import python_command, python_environment
 from colmet.web.workers import Busy
 
 FORMS = ("json", "html", "png")
@@ -74,7 +74,7 @@ class ReportProcesses:
     def __init__(
         self,
         options: argparse.Namespace,
-        command: tuple[str, ...] = python_child.command(START),
+        command: tuple[str, ...] = python_command(START),
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._store = store_of(options)
@@ -115,7 +115,7 @@ class ReportProcesses:
         return body or None
 
     def _environment(self, form: str) -> dict[str, str]:
-        found = python_child.environment()
+        found = python_environment()
         if form != "json":
             with self._lock:
                 self._cache = self._cache or tempfile.mkdtemp(prefix="colmet-web-")

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from colmet.common.growth import gaps
 from colmet.common.growth import rates as rates_of
-from colmet.common.schema import MISSING_INT, Field
-from colmet.common.units import UNITS
+from colmet.common.schema import MISSING_INT, UNITS, Field
 from colmet.stored.curves import broken, once, text
 from colmet.stored.series import Series
 from colmet.web.recent_cache import JobSamples

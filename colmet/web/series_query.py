@@ -11,7 +11,7 @@ from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
 from colmet.common.measures import CGROUP_TABLE
 from colmet.common.schema import Schema
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.stored.capacity import ceilings
 from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery, groups_of
 from colmet.web.catalogue import declared, labels_of

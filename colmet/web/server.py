@@ -21,7 +21,7 @@ from colmet.collector.feed import bind_path
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.metrics_http import ListenAddress, cannot_listen, own_names, resolve
 from colmet.common.errors import ConfigError
-from colmet.common.host.installation import document
+from colmet.common.text import document
 from colmet.web.access import Access, Stats
 from colmet.web.app import FOLDER, build_app
 from colmet.web.options import Address, UnixAddress

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from colmet.common.daemon.prometheus_text import named
+from colmet.common.daemon.daemon_health import named
 from colmet.common.measures import CPU_USED, TASKS
 from colmet.common.wire import colmet06
 from dev.dashboards import usage

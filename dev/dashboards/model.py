@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.measures import Measure, Source
-from colmet.common.schema import Field, Schema
+from colmet.common.schema import UNITS, Field, Schema
 from colmet.common.tables import schemas
-from colmet.common.units import UNITS
 
 # Aggregations of rows to a line: the rate or the increase of a counter, the mean of a gauge, or others.
 RATE, INCREASE, MEAN, LARGEST, TOTAL, DISTINCT = "rate", "increase", "mean", "largest", "total", "distinct"

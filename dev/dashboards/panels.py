@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common import measures as m
-from colmet.common.daemon.prometheus_text import in_base_unit, named
+from colmet.common.daemon.daemon_health import in_base_unit, named
 from colmet.common.measures import Measure, Source
 from colmet.common.tables import schemas as _schemas
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, TOTAL, Dashboard, Line, Panel, Query, Section, of

@@ -22,8 +22,7 @@ from colmet.common.daemon.startup import raise_open_file_limit
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import v1
 from colmet.node.delivery.link import NodeLink, open_uplinks
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.uplink import Times
 from tests.support.fleet import SCHEMAS, Row
 

@@ -12,7 +12,7 @@ import pytest
 
 from colmet.common.host.host import Host
 from colmet.node.backends.perfhw import PerfhwBackend
-from colmet.node.system import clib
+from colmet.node.kernel import clib
 from tests.support.perfjobs import EVENTS, hierarchy, worker_jobs
 from tests.support.place import cannot_run
 

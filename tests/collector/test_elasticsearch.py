@@ -18,8 +18,8 @@ from colmet.collector.backends.elasticsearch import output
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients import database_client as hosts
-from colmet.common.clients.database_client import checked_url
+from colmet.common import database_client as hosts
+from colmet.common.database_client import checked_url
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from tests.support.elastic_server import RESET, SILENCE, Elastic, error

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-
 import pytest
 
 from colmet.collector.ingest import fanout as module
@@ -12,6 +9,7 @@ from colmet.collector.ingest.fanout import Fanout, handler, summary
 from colmet.common.daemon.control import Errands
 from colmet.common.errors import Refused
 from colmet.common.wire.control import decode_request, encode
+from tests.support.errands import served_errands
 
 DONE = encode({"ok": True, "changed": {"sample_period": [5.0, 1.0]}, "unchanged": []})
 SAME = encode({"ok": True, "changed": {}, "unchanged": ["sample_period"]})
@@ -111,29 +109,10 @@ def test_memory_is_bounded(monkeypatch):
     assert begun[-1].answers == {"a": b""} and list(summary(begun[-1])["refused"].values()) == [["a"]]
 
 
-@contextlib.contextmanager
-def main_thread(errands, work):
-    """Serves errands as the collector's main thread does, and works in between."""
-    ended = threading.Event()
-
-    def run():
-        while not ended.wait(0.002):
-            errands.serve()
-            work()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def test_the_handler_asks_from_its_own_thread_and_waits_for_the_answers():
     fanout = Fanout()
     link = Link({"a": DONE, "b": SAME, "c": None}, fanout)
-    with Errands() as errands, main_thread(errands, lambda: link.deliver() if link.asked else None):
+    with served_errands(lambda: link.deliver() if link.asked else None) as errands:
         configure = handler(fanout, link, errands, wait_s=20)
         report = configure({"sample_period": "1", "hosts": "a,b"})
         assert (report["changed"], report["unchanged"], report["ok"]) == (["a"], ["b"], True)

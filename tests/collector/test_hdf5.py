@@ -27,7 +27,7 @@ from colmet.collector.backends.hdf5 import calls, h5table, job_tables
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.columnar import join
+from colmet.collector.columns import join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError, OutputUnavailable

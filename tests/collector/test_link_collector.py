@@ -6,7 +6,7 @@ import pytest
 
 from colmet.collector.ingest import link as module
 from colmet.collector.ingest import receiver as receiver_module
-from colmet.common.transport.link import Called
+from colmet.common.transport.sockets import Called
 from colmet.common.wire import link as wire
 from tests.support.collector_link import World
 

@@ -13,17 +13,11 @@ from colmet.collector.backend import OutputBackend
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
+from tests.support.journal_batches import batch
 from tests.support.waiting import Clock
 
-SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 MUCH = 1 << 40
-
-
-def batch(seq, rows=1):
-    table = Table.from_samples(SCHEMA, 1, [Sample(n, {"cpu": seq}) for n in range(rows)])
-    return Batch("h", 1, seq, 1, (), (table,))
 
 
 class Fake(OutputBackend):
@@ -363,24 +357,6 @@ def test_an_output_that_is_away_delays_no_other_and_goes_on_where_it_was(tmp_pat
     running.put(50)
     until(lambda: away.written == list(range(51)) and there.written == [50])
     assert running.stop() == [True, True]
-
-
-@pytest.mark.parametrize("error", [OutputUnavailable("cannot read"), ZeroDivisionError()])
-def test_a_journal_that_cannot_be_read_now_does_not_end_the_thread(tmp_path, monkeypatch, error):
-    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
-    whole, errors = module.Cursor.read, [error]
-
-    def fails_once(self, position, most_bytes):
-        if errors:
-            raise errors.pop()
-        return whole(self, position, most_bytes)
-
-    monkeypatch.setattr(module.Cursor, "read", fails_once)
-    output = Fake()
-    running = Running(tmp_path / "j", output)
-    running.put(1, 2)
-    until(lambda: output.written == [1, 2])
-    assert running.stop() == [True]
 
 
 def test_one_that_hangs_delays_no_other(tmp_path):

@@ -145,21 +145,6 @@ def test_the_time_that_messages_take_is_the_senders(clock, monkeypatch):
     assert receiver.take(v1.encode(batch(9, host="evil")), "10.0.0.1", "evil")
 
 
-def test_the_time_of_dropped_messages_is_not_that_of_another_sender(clock, monkeypatch):
-    limits = RateLimit(1, 0, clock)
-    receiver = Receiver(limits)
-    spent = [0.0]
-    for name in ("thread_time", "perf_counter"):
-        monkeypatch.setattr(f"colmet.collector.ingest.receiver.time.{name}", lambda: spent[0])
-    limit, take = receiver._limit, receiver._take
-    monkeypatch.setattr(receiver, "_limit", lambda *of: (spent.__setitem__(0, spent[0] + 100), limit(*of)))
-    monkeypatch.setattr(receiver, "_take", lambda *of: (spent.__setitem__(0, spent[0] + 1), take(*of)))
-    evil = [(v1.encode(batch(n, host="evil")), "10.0.0.1", "evil") for n in range(12)]
-    receiver.take_all([*evil, (v1.encode(batch(1, host="good")), "10.0.0.2", "good")])
-    assert receiver.senders["evil"].limited == 2
-    assert limits._used["good"].work_s == 1 and limits._used["evil"].work_s == 10
-
-
 def test_the_account_is_restored_without_parsing_descriptions(monkeypatch):
     receiver = Receiver()
     monkeypatch.setattr(v1, "parse_description", None)

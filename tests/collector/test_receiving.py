@@ -14,8 +14,8 @@ from colmet.collector.journal import journal as module
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.daemon.control import Errands
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import Pull, Received
 from colmet.common.wire import v1

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from colmet.common.lines import Line
-from colmet.common.schema import Field
-from colmet.common.text.clock import UTC, Clock
-from colmet.common.units import UNITS, Unit
+from colmet.common.schema import UNITS, Field, Unit
+from colmet.common.text import UTC, Clock
 from colmet.jobs.report import charts
 from colmet.jobs.report.charts import Panel
 from colmet.stored import curves
@@ -180,7 +179,7 @@ def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
 @pytest.mark.slow
 def test_it_is_silent_for_a_user_without_a_home(tmp_path):
     script = (
-        "from colmet.jobs.report import charts; from colmet.common.units import Unit\n"
+        "from colmet.jobs.report import charts; from colmet.common.schema import Unit\n"
         "print(len(charts.rendered(charts.draw([charts.Panel('\u4e16', Unit('bytes', 'B'), [])], 300, 200), 'png')))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "XDG"))}

@@ -12,7 +12,7 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.common.config import cli
-from colmet.common.config.suggestions import did_you_mean
+from colmet.common.config.cli import did_you_mean
 from colmet.common.daemon import control
 from colmet.jobs.archive.queries import GROUPS, LISTED
 

@@ -18,8 +18,8 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.commands import completeness
 from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Sample, Table
+from colmet.node.agent_tables import FAILED, LATE
 from colmet.node.delivery.spool import Dropped
-from colmet.node.selfmetrics.completeness import FAILED, LATE
 from colmet.stored import gap_finder, hdf5
 from tests.support.made_up_node import JOBS, NODE, NS, PERIOD, START, Node
 from tests.support.outputs import write

@@ -13,8 +13,8 @@ import pytest
 
 from colmet import __version__
 from colmet.commands import colmet
+from colmet.common.config.configuration import Settings, at_once
 from colmet.common.config.keys import write_pair
-from colmet.common.config.reload import Settings, at_once
 from colmet.common.daemon.control import Control, ask
 from colmet.common.errors import Unreachable
 from colmet.common.transport import LinkClient, link_uri, wait

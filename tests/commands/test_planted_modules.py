@@ -13,7 +13,7 @@ from colmet.collector.backends.hdf5 import isolated
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.commands.colmet import COMMANDS
 from colmet.commands.doctor.target import User, _check_as
-from colmet.common.host import python_child
+from colmet.common.host.command import python_command, python_environment
 from colmet.web.reports import ReportProcesses, ReportQuery
 from tests.support.small_store import START, make_store
 from tests.support.waiting import free_port, wait_for
@@ -77,7 +77,7 @@ def test_each_command_has_a_call_here():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), [(name, words) for name, calls in CALLS.items() for words in calls])
 def test_a_command_imports_nothing_of_the_current_directory(planted, name, words):
-    command, environment = python_child.command(RUN, name, *words), python_child.environment()
+    command, environment = python_command(RUN, name, *words), python_environment()
     done = subprocess.run(command, cwd=planted, env=environment, input="", capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr and "usage:" not in done.stderr, done.stderr
     assert imported(planted) == []
@@ -143,7 +143,7 @@ def daemon(planted):
 @pytest.mark.slow
 @pytest.mark.usefixtures("other_user")
 def test_doctor_imports_nothing_of_the_directory_of_a_daemon(planted, daemon):
-    words = python_child.command(RUN, "doctor", "--collector", "--control-socket", daemon)
-    done = subprocess.run(words, cwd="/", env=python_child.environment(), capture_output=True, text=True, check=False)
+    words = python_command(RUN, "doctor", "--collector", "--control-socket", daemon)
+    done = subprocess.run(words, cwd="/", env=python_environment(), capture_output=True, text=True, check=False)
     assert "as user nobody" in done.stdout, done.stdout
     assert imported(planted) == []

@@ -15,8 +15,8 @@ from colmet.commands import colmet, plot
 from colmet.commands.extract_rows import Interval
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.lines import Line
+from colmet.common.schema import UNITS
 from colmet.common.tables import schemas
-from colmet.common.units import UNITS
 from colmet.jobs.report import text_charts
 from colmet.stored import sources
 from colmet.stored.series import NODE, History, Series

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colmet.common.completeness import JobGap
-from colmet.common.lines import Line
+from colmet.common.lines import JobGap, Line
 from colmet.jobs.advice import RULES, advise, withheld
 from colmet.jobs.figures import Curve, GpuUse
 from colmet.jobs.report.document import document_of

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from colmet.commands import report as command
-from colmet.common.completeness import JobCompleteness, JobGap
 from colmet.common.errors import ColmetError
-from colmet.common.lines import Line
+from colmet.common.lines import JobCompleteness, JobGap, Line
 from colmet.jobs.figures import (
     Advice,
     Cpu,

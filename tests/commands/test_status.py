@@ -13,7 +13,7 @@ from colmet.common.daemon import control
 from colmet.common.daemon.checks import Level
 from colmet.common.daemon.control import Control
 from colmet.common.daemon.status_checks import duration, judge
-from colmet.common.text.text_layout import columns
+from colmet.common.text import columns
 from tests.support.status_answers import COLLECTOR, NODE, changed
 
 OK, WARNING, CRITICAL, _ = Level

@@ -10,9 +10,9 @@ import pytest
 
 from colmet.commands import selection
 from colmet.commands.times import moment
+from colmet.common import text as quantities
 from colmet.common.config import cli
-from colmet.common.text import quantities
-from colmet.common.text.clock import Clock
+from colmet.common.text import Clock
 
 NOON = 1_795_262_400  # 2026-11-21 12:00 UTC, a Saturday; 13:00 in Paris
 

@@ -9,7 +9,7 @@ import pwd
 import pytest
 
 from colmet.collector import main as collector_main
-from colmet.common.daemon import service_unit
+from colmet.common.daemon import systemd
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Pull
 from colmet.node import main as node_main
@@ -49,7 +49,6 @@ REFUSED = [
     ("collector", "--elastic-host http://h --hdf5-rotate 1d", "--hdf5-rotate has no effect without --hdf5-filepath"),
     ("collector", "--hdf5-filepath {tmp}/x --metrics-jobs", "--metrics-jobs has no effect without --metrics-listen"),
     ("node", "--perfhw-yield", "--perfhw-yield has no effect without --enable-perfhw: give that, too, or leave --perf"),
-    ("node", "--perfhw-yield", "--perfhw-yield has no effect without --enable-perfhw"),
     ("collector", "--hdf5-filepath {tmp}/x --hdf5-rotate 1d --hdf5-rotate 2d", "give one period, one size"),
     ("collector", "--hdf5-filepath {tmp}/x.hdf5 --hdf5-rotate 1d", "so it is the one file"),
     ("collector", "--hdf5-filepath {tmp}/text.hdf5/x", "Not a directory"),
@@ -217,21 +216,21 @@ def unit_of_collector(tmp_path, monkeypatch):
         (0, "notes.txt", "[Service]\nUser=daemon\n"),
     ):
         (folders[folder] / "colmet-collector.service.d" / name).write_text(text)
-    monkeypatch.setattr(service_unit, "FOLDERS", tuple(map(str, folders)))
+    monkeypatch.setattr(systemd, "FOLDERS", tuple(map(str, folders)))
     return folders
 
 
 def test_a_unit_is_read_with_its_drop_ins(unit_of_collector):
-    found = service_unit.find("colmet-collector")
+    found = systemd.find_unit("colmet-collector")
     environment = {
         "C": "4",
         "STATE_DIRECTORY": "/var/lib/colmet:/var/lib/more",
         "RUNTIME_DIRECTORY": "/run/colmet/collector",
     }
-    assert found == service_unit.ServiceUnit(
+    assert found == systemd.ServiceUnit(
         "colmet-collector.service", "nobody", "", ("daemon",), frozenset(), "/nowhere", environment
     )
-    assert service_unit.find("colmet-node") is None
+    assert systemd.find_unit("colmet-node") is None
 
 
 def test_root_checks_as_the_unit_s_user(unit_of_collector, root, public, capfd):
@@ -261,7 +260,7 @@ def test_root_checks_with_the_rights_of_the_unit_s_user(unit_of_collector, root,
     drop_in.write_text("[Service]\nAmbientCapabilities=CAP_DAC_READ_SEARCH CAP_NEW\n")
 
     def work():
-        service_unit.find("colmet-collector").enter()
+        systemd.find_unit("colmet-collector").enter()
         secret.read_text()
         with pytest.raises(PermissionError):
             secret.write_text("x")

@@ -14,25 +14,23 @@ import time
 import pytest
 
 from colmet.collector import main as collector_main
-from colmet.collector import options as collector_options
 from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.collector.backends.hdf5.library import tables  # loaded as the collector loads it
 from colmet.commands import programs
 from colmet.common.config import cli
 from colmet.common.daemon import startup
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.node import main as node_main
-from colmet.node import options as node_options
 from colmet.node.backends import NAMES as INPUTS
 from colmet.node.delivery import link as node_link
 
 
 def node(*arguments):
-    return node_options.build_parser(startup.load(INPUTS)).parse_args(arguments)
+    return node_main.build_parser(startup.load(INPUTS)).parse_args(arguments)
 
 
 def collector(*arguments):
-    return collector_options.build_parser(startup.load(OUTPUTS)).parse_args(arguments)
+    return collector_main.build_parser(startup.load(OUTPUTS)).parse_args(arguments)
 
 
 def test_the_nodes_defaults_are_those_of_06():
@@ -58,7 +56,7 @@ VALUES = {"--sample-period": "7", "--hdf5-complevel": "7", "--hdf5-complib": "lz
 
 @pytest.mark.parametrize(
     ("parse", "names"),
-    [(node, node_options.OPTIONS_06), (collector, collector_options.OPTIONS_06)],
+    [(node, node_main.OPTIONS_06), (collector, collector_main.OPTIONS_06)],
     ids=["node", "collector"],
 )
 def test_an_abbreviation_that_06_took_means_what_it_meant(parse, names):
@@ -126,27 +124,8 @@ def test_an_option_value_that_means_nothing_is_refused_in_one_line(parse, argume
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--regex_job_id", "("],
-        ["--regex_job_id", "nogroup"],
-        ["--zeromq-uri", "tcp//x"],
-        ["--zeromq-uri", "tcp://host:99999"],
-        ["-c", "/sys/fs/cgroup/none"],
-        ["-p", "4194305"],
-    ],
-)
-def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
-    assert node_main.main(["--keep-privileges", *arguments]) == 2
-    assert arguments[0].replace("-c", "--cgroup").replace("-p", "--pid") in caplog.text
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend"),
-        (["--http-listen", "0", "--http-open"], "no output chosen"),
-        (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://here"], "--zeromq-bind-uri"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://192.0.2.1:5556"], "Cannot assign requested address"),
         (["--hdf5-filepath", "/proc/1/folder/x", "--zeromq-bind-uri", "tcp://127.0.0.1:*"], "/proc/1/folder"),
     ],

@@ -49,9 +49,3 @@ def test_an_interruption_between_the_readings_is_no_step(caplog):
     watch._wall_ns = slow_wall
     watch.look()
     assert watch.steps == 0 and not caplog.records
-
-
-def test_the_machines_clocks_agree(caplog):
-    watch = ClockWatch()
-    watch.look()
-    assert watch.steps == 0

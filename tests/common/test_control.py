@@ -23,6 +23,7 @@ from colmet.common.daemon import control
 from colmet.common.daemon.control import Control, ControlServer, Errands, ask
 from colmet.common.errors import ConfigError, Refused, Unreachable, WireError
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer, decode_request, encode
+from tests.support.errands import served_errands
 
 
 def hello(request):
@@ -384,15 +385,6 @@ def test_without_a_default_place_there_is_none_and_it_is_said_once(served, monke
     assert len(caplog.records) == 1 and "no control socket" in caplog.text
 
 
-def test_a_second_daemon_goes_on_without_the_default_socket(served, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
-    first = served(None)
-    second = served(None)
-    assert f"another daemon listens on {tmp_path}/node.sock" in caplog.text
-    ask(None, "node", {"command": "hello"})
-    assert (first.counters()["requests"], second.counters()["requests"]) == (1, 0)
-
-
 def test_a_daemon_of_the_unit_is_found_and_a_second_one_by_hand_goes_on_without(served, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
     unit = served(str(tmp_path / "node" / "node.sock"))
@@ -420,31 +412,13 @@ def test_an_empty_place_is_none(served, monkeypatch, tmp_path):
 # -- errands --
 
 
-class MainThread(threading.Thread):
-    """Stands for it: serves errands until `ends` is set."""
-
-    def __init__(self, errands):
-        super().__init__(daemon=True)
-        self.errands = errands
-        self.ends = False
-
-    def run(self):
-        while not self.ends:
-            self.errands.serve()
-            time.sleep(0.001)
-
-
 def test_an_errand_is_done_by_the_thread_that_serves_and_its_errors_come_back():
-    with Errands() as errands:
-        thread = MainThread(errands)
-        thread.start()
-        assert errands.call(threading.get_ident) == thread.ident
+    with served_errands() as errands:
+        assert errands.call(threading.get_ident) != threading.get_ident()
         with pytest.raises(ZeroDivisionError):
             errands.call(lambda: 1 // 0)
         with pytest.raises(TimeoutError, match="mine"):
             errands.call(lambda: (_ for _ in ()).throw(TimeoutError("mine")))
-        thread.ends = True
-        thread.join()
 
 
 def test_an_errand_that_is_not_begun_in_time_is_never_done():
@@ -454,19 +428,6 @@ def test_an_errand_that_is_not_begun_in_time_is_never_done():
             errands.call(lambda: done.append(1), timeout_s=0.01)
         errands.serve()
     assert not done
-
-
-def test_an_errand_that_is_done_as_its_time_ends_is_done(monkeypatch):
-    class DoneAsItEnds(futures.Future):
-        def result(self, timeout_s=None):
-            if timeout_s is None:
-                return super().result()
-            errands.serve()
-            raise futures.TimeoutError
-
-    monkeypatch.setattr(futures, "Future", DoneAsItEnds)
-    with Errands() as errands:
-        assert errands.call(lambda: "done") == "done"
 
 
 def test_at_the_end_errands_are_refused():

@@ -25,13 +25,12 @@ from colmet.common.transport import (
     LinkServer,
     Pull,
     Push,
-    connection_limit,
     curve,
     new_pair,
     outgoing,
 )
 from colmet.common.transport import authenticator as authenticator_module
-from colmet.common.transport.data import MAX_RECEIVED_BYTES
+from colmet.common.transport.sockets import MAX_RECEIVED_BYTES
 from colmet.common.wire import link as wire
 from colmet.common.wire import v1
 from tests.support.waiting import wait_for
@@ -138,7 +137,7 @@ def test_a_connection_without_a_key_is_reported_with_its_address(site, caplog):
 
     known = site.authenticator._limit
     for descriptor, peer in ((7, "10.0.0.7"), (8, "10.0.0.8")):
-        known.known[descriptor] = connection_limit.Connection(descriptor, peer)
+        known.known[descriptor] = authenticator_module.Connection(descriptor, peer)
     site.authenticator._note(SimpleNamespace(monitor=SimpleNamespace(recv_multipart=next_event), failed=False))
     assert "no key, or another key for this collector from=[10.0.0.7] refused=1" in caplog.text
     assert "10.0.0.8" not in caplog.text and not known.known
@@ -373,7 +372,7 @@ def test_a_message_each_does_not_keep_very_many_connections_of_one_address(monke
     wait_for(lambda: authenticator.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
     monkeypatch.undo()
     # the node's own may be one of them, and have come again
-    assert authenticator.counters()["closed"] <= 60 + 3 - connection_limit.MANY, "those of a node are left"
+    assert authenticator.counters()["closed"] <= 60 + 3 - authenticator_module.MANY, "those of a node are left"
 
     def heard():
         push.send(b"y")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.common.host import installation
+from colmet.common import text as installation
 
 
 def test_a_page_is_named_where_the_packages_have_it_and_else_in_the_source(tmp_path, monkeypatch):

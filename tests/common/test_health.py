@@ -12,18 +12,17 @@ from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import LASTS_S, MAX_SENDERS, Receiver
 from colmet.commands.status import describe
 from colmet.common.daemon.control import Errands
-from colmet.common.daemon.daemon_health import RecentGrowth
-from colmet.common.daemon.prometheus_text import render
+from colmet.common.daemon.daemon_health import RecentGrowth, render
 from colmet.common.daemon.status_checks import judge
 from colmet.common.errors import Refused
-from colmet.common.live.job_metrics import JobMetrics
-from colmet.common.live.latest_tables import LatestTables
+from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.delivery.uplink import Times, Uplink, UplinkState
-from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.node_health import NodeHealth
 from colmet.web.health import DROPS
+from tests.support.errands import served_errands
 from tests.support.waiting import Clock
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
@@ -133,18 +132,8 @@ def worker(name="hdf5", **values):
 @pytest.fixture
 def served():
     """Errands that a thread, which stands for the main one, does until the end."""
-    with Errands() as errands:
-        ends = threading.Event()
-
-        def serve():
-            while not ends.wait(0.001):
-                errands.serve()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with served_errands() as errands:
         yield errands
-        ends.set()
-        thread.join()
 
 
 def make(errands, workers=(), clock=None, **journal):

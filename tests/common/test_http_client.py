@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.common.clients.http_client import HttpClient, HttpFailure, is_readable_on_the_way, parse_url
+from colmet.common.http_client import HttpClient, HttpFailure, is_readable_on_the_way, parse_url
 from tests.support.endpoint_server import HALF, SILENCE, Endpoint
 
 

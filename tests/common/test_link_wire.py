@@ -238,17 +238,6 @@ def test_an_old_collector_that_is_started_again_is_asked_again(old):
     assert old.take() == [("colmet06", 1), ("colmet06", 2)]
 
 
-def test_waiting_for_the_answer_needs_no_cpu_time(world, monkeypatch):
-    waits = []
-    monkeypatch.setattr("colmet.node.delivery.link.wait", lambda readable, writable, timeout_s: waits.append(timeout_s))
-    world.put()
-    world.links[0].connected = False
-    world.pushes[0].connection += 1
-    world.link.step()
-    world.link._wait()
-    assert waits == [TIMES.ask_s / 2]
-
-
 def options(**changes):
     values = {"zeromq_uri": ["tcp://127.0.0.1:5556"], "zeromq_link_uri": None, "wire": "auto", "zeromq_linger": 0}
     values.update(zeromq_hwm=10, enable_nvidia=False)

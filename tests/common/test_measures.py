@@ -30,7 +30,7 @@ FILLERS = {
     "colmet/facility/": "it fills its own tables",
     "colmet/common/wire/colmet06.py": "the frozen columns of Colmet 0.6",
     "colmet/common/wire/colmet_rs.py": "the frozen columns of the Rust node",
-    "colmet/collector/text06.py": "the frozen texts of Colmet 0.6",
+    "colmet/collector/backends/stdout.py": "the frozen texts of Colmet 0.6",
 }
 # Readers of single columns that are no measure, by file.
 READERS = {

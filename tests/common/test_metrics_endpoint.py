@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from colmet.common.daemon import metrics_http
+from colmet.common.daemon.daemon_health import PIECE, Family, in_base_unit, labels, named, render
 from colmet.common.daemon.metrics_http import ListenAddress, MetricsServer, listen_address
-from colmet.common.daemon.prometheus_text import PIECE, Family, in_base_unit, labels, named, render
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.live.job_metrics import JobMetrics
-from colmet.common.live.latest_tables import LatestTables
+from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table, label
 from tests.support.waiting import Clock
 
@@ -175,15 +174,6 @@ def test_hosts_without_a_row_for_five_periods_are_left_out():
     assert not families_of(latest)
 
 
-def test_rows_of_too_many_jobs_are_left_out_and_counted():
-    latest = Page(max_rows=10)
-    for n in range(4):
-        latest.take([batch(f"n{n}", None, (CPU, [Sample(job, {"x": job}) for job in range(4)]))])
-    assert latest.metrics.counters() == {"rows": 0, "left_out": 0}
-    assert len(values(latest, "colmet_job_taskstats_x")) == 10
-    assert latest.metrics.counters() == {"rows": 10, "left_out": 6}
-
-
 def test_made_up_jobs_of_one_sender_leave_room_to_the_jobs_of_others():
     latest = Page(max_rows=100)
     made_up = [Sample(job, {"x": job}) for job in range(1000, 2000)]
@@ -196,15 +186,6 @@ def test_made_up_jobs_of_one_sender_leave_room_to_the_jobs_of_others():
     rows = [Sample(job, {"x": -job}) for job in range(1000, 2000)]
     latest.take([batch("evil", None, (CPU, rows), seq=2)], "[10.0.0.66]")
     assert values(latest, "colmet_job_taskstats_x")["evil", "1000"] == -1000, "of what it has, the latest"
-
-
-def test_many_rows_of_one_job_cost_little():
-    table = Table.from_samples(CPU, 1, [Sample(7, {"x": 1})] * 60_000)
-    before = time.process_time()
-    page = Page()
-    page.take([Batch("n", 1, 1, 1, (7,), (table,))])
-    "".join(render(page.families()))
-    assert time.process_time() - before < 10
 
 
 def test_tables_of_other_versions_and_of_hostile_nodes_make_one_well_formed_page():

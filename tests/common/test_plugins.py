@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from colmet.collector import main as collector
-from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.common.config import plugins
 from colmet.common.config.configuration import Configuration
 from colmet.common.errors import ConfigError
@@ -24,6 +23,7 @@ from colmet.node.agent import Agent
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
+from tests.support.direct import Direct
 from tests.support.outputs import write
 
 ROOT = Path(__file__).parents[2]
@@ -96,16 +96,12 @@ def batch_of(options, root=None):
     parts = node.build(read, load(node).classes, host)
     source = JobSource(host, ["/none"], compile_patterns([DEFAULT_PATTERN]))
     wanted = [backend for backend in parts.backends if backend.name.startswith("file")]
-    agent = Agent("n", source, wanted, Direct(), Schedule(5.0))
+    agent = Agent("n", source, wanted, Direct(None, None), Schedule(5.0))
     try:
         return Decoder().decode(v1.encode(agent.tick())).batches[0]
     finally:
         agent.close()
         parts.source.close()
-
-
-class Direct:
-    epoch, sent, dropped, acknowledged, waiting = 1, 0, 0, 0, 0
 
 
 def test_rows_of_a_plug_in_backend_arrive_through_a_plug_in_output(samples, tmp_path):
@@ -118,16 +114,6 @@ def test_rows_of_a_plug_in_backend_arrive_through_a_plug_in_output(samples, tmp_
     ((host, table, job, values),) = map(json.loads, path.read_text().splitlines())
     assert (host, table, job) == ("n", "filehandles_default", 0)
     assert 0 < values["open_files"] <= values["max_files"]
-
-
-def test_rows_of_a_plug_in_backend_reach_hdf5(samples, tmp_path):
-    import tables
-
-    path = str(tmp_path / "x.hdf5")
-    write(Hdf5Output(path), [batch_of(["--enable-filehandles"])])
-    with tables.open_file(path) as file:
-        rows = file.get_node("/job_0/filehandles_default")[:]
-    assert rows["open_files"][0] > 0 and rows["metric_backend"].tolist() == [b"filehandles_default"]
 
 
 def test_the_sample_is_a_backend_of_colmet_by_the_steps_of_the_page(tmp_path):
@@ -143,7 +129,7 @@ def test_the_sample_is_a_backend_of_colmet_by_the_steps_of_the_page(tmp_path):
     text = text.replace(fields, "").replace(schema, "SCHEMA").replace("import Field, Sample, Schema", "import Sample")
     declared = "from colmet.common.tables.filehandles import PATH, SCHEMA\n"
     (top / "filehandles.py").write_text(text.replace("from colmet.node.backend", f"{declared}from colmet.node.backend"))
-    edit(tables / "__init__.py", '*("taskstats",', '*("filehandles", "taskstats",')
+    edit(tables / "__init__.py", '("tasks", ', '("filehandles", "tasks", ')
     edit(
         top / "__init__.py",
         "NAMES = {\n",

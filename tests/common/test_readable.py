@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import resource
+import select
 import signal
 import threading
 import time
@@ -13,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.daemon.signals import Signals
-from colmet.common.daemon.wakeup import readable
+from colmet.common.daemon.wakeup import Signals, Wakeup, readable
 from tests.support.place import skip_refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,3 +81,22 @@ def test_no_module_uses_select():
                 assert named not in (("select", "select"), ("selectors", "SelectSelector")), f"{path}:{node.lineno}"
             if isinstance(node, ast.ImportFrom) and node.module == "select":
                 assert "select" not in [alias.name for alias in node.names], f"{path}:{node.lineno}"
+
+
+def is_readable(wakeup):
+    return bool(select.select([wakeup.fd], [], [], 0)[0])
+
+
+def test_it_is_readable_from_wake_to_clear():
+    wakeup = Wakeup()
+    assert not is_readable(wakeup)
+    wakeup.clear()
+    for count in (1, 3, 4096, 100_000):  # more than a pipe has room for: wake does not wait
+        for _ in range(count):
+            wakeup.wake()
+        assert is_readable(wakeup)
+        wakeup.clear()
+        assert not is_readable(wakeup), count
+    wakeup.close()
+    wakeup.close()
+    assert wakeup.fd == -1

@@ -7,20 +7,14 @@ import os
 import pytest
 
 from colmet.collector.journal import segments
-from colmet.common.record_log import LogReader, LogWriter
-from colmet.node.delivery import spool
+from colmet.common.record_log import LogWriter
 
-# Files as Colmet wrote them when journal and spool had a code of their own each.
+# A file as Colmet wrote it when the journal had code of its own.
 JOURNAL = bytes.fromhex(
     "436f6c6d65744a31efcdab896745230107000000000000000500000000000000218fb358"
     "c74a520a01020000000700000000000000ef03000000000000c667959f561324337b7d"
     "c74a520a00050000000700000000000000ef03000000000000d051df277fb90f3d68656c6c6f"
     "c74a520a00000000000800000000000000f003000000000000efcdab89d5db43f1"
-)
-SPOOL = bytes.fromhex(
-    "436f6c6d65745331efcdab89674523010500000000000000026e31b5b4d327"
-    "c753520a030000000100000000000000e90300000000000086c282e739eff7806f6e65"
-    "c753520a000000000200000000000000ea03000000000000efcdab892bf5e0a3"
 )
 
 
@@ -37,16 +31,6 @@ def test_a_journal_of_earlier_versions_is_read_and_written_the_same(tmp_path):
     seed = segments.seed_of("0123456789abcdef")
     packed = [segments.FORM.header(seed, n, at, content, kind) + content for n, kind, at, content in found]
     assert b"".join([segments.pack_segment("0123456789abcdef", 7, 5), *packed]) == JOURNAL
-
-
-def test_a_spool_of_earlier_versions_is_read_and_written_the_same():
-    seed, epoch, host, start, _ = spool.read_head(SPOOL)
-    found = [
-        (one.number, one.time_ns, one.content) for one in LogReader.of_bytes(spool.FORM, seed, SPOOL, start).read()
-    ]
-    assert (epoch, host, found) == (5, "n1", [(1, 1001, b"one"), (2, 1002, b"")])
-    packed = [spool.FORM.header(seed, number, at, content) + content for number, at, content in found]
-    assert b"".join([spool.pack_head(0x0123456789ABCDEF, 5, "n1"), *packed]) == SPOOL
 
 
 def test_what_a_failed_write_left_is_cut_off(tmp_path, monkeypatch):

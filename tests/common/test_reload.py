@@ -61,7 +61,8 @@ def test_both_daemons_read_their_file_again(started, tmp_path):
     on_node.write_text("sample-perod = 1\n")
     hang_up(
         node,
-        f"ERROR colmet.common.config.reload: configuration not changed failures=1: {on_node}: sample-perod: no such",
+        "ERROR colmet.common.config.configuration: configuration not changed failures=1: "
+        f"{on_node}: sample-perod: no such",
     )
     on_node.write_text(node_text.replace("PERIOD", "0.1").replace("EVENT", "task_clock"))
     hang_up(node, "sample-period: 3600.0 -> 0.1")

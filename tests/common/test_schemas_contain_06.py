@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from colmet.common.daemon.startup import load
+from colmet.common.tables.agent import AGENT
 from colmet.common.wire.colmet06 import RECORDS
 from colmet.node.backends import NAMES
-from colmet.node.selfmetrics.agent_stats import SCHEMA as AGENT
-from colmet.node.selfmetrics.mapping import SCHEMA as MAPPING
+from colmet.node.counter_names import SCHEMA as MAPPING
 
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 

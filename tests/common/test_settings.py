@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 
 import pytest
 
 from colmet.common.config import configuration
 from colmet.common.config.cli import Parser, positive_seconds
-from colmet.common.config.configuration import Configuration
-from colmet.common.config.reload import Settings, at_once
+from colmet.common.config.configuration import Configuration, Settings, at_once
 from colmet.common.errors import ConfigError
 
 
@@ -103,11 +101,3 @@ def test_all_values_are_taken_or_none(path):
     assert daemon.taken == [] and daemon.settings.value("sample_period") == 2.0
     assert daemon.settings.change({"sample_period": 1.0, "nice": 3}) == {"sample_period": (2.0, 1.0)}
     assert daemon.taken == [("period", 1.0)] and daemon.settings.value("sample_period") == 1.0
-
-
-def test_without_a_file_there_is_nothing_to_read(caplog):
-    caplog.set_level(logging.INFO)
-    settings = Settings(argparse.Namespace(verbose=0))
-    settings.reload()
-    assert "nothing to read again, there is no --config" in caplog.text
-    assert settings.counters()["reloads"] == 0

@@ -21,8 +21,8 @@ from colmet.common.transport import (
     link_uri,
     outgoing,
     wait,
-    waiting,
 )
+from colmet.common.transport import ports as waiting
 from colmet.common.transport.outgoing import Outgoing
 from tests.support.waiting import free_port, wait_for
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from colmet.common.errors import Refused, WireError
 from colmet.common.wire.control import decode_answer, decode_request, encode
 from colmet.node import live_config
-from colmet.node.kernel import perfchoices
+from colmet.node.kernel import perfevents
 
 SEEDS = [
     (Path(__file__).parents[1] / "data/control/reconfigure.bin").read_bytes(),
@@ -32,7 +32,7 @@ def one(data: bytes) -> None:
         else:
             assert values and 0.01 <= values.get("sample_period", 1.0) <= 86400
             for text in values.get("perfhw_list", []):
-                assert perfchoices.text(perfchoices.parse(text)) == text
+                assert perfevents.choice_text(perfevents.parse_choice(text)) == text
     try:
         answer = decode_answer(data)
     except WireError:

@@ -21,8 +21,8 @@ def sealed(data):
     if len(data) < spool._SEGMENT.size:
         return bytes(data)
     data[: len(spool.MAGIC)] = spool.MAGIC
-    _, seed, _, length = spool._SEGMENT.unpack_from(data)
-    end = spool._SEGMENT.size + length
+    _, seed, _, length, described = spool._SEGMENT.unpack_from(data)
+    end = spool._SEGMENT.size + length + described
     data[end : end + 4] = CRC.pack(crc32(data[:end]))
     at = data.find(spool.FORM.magic, end)
     while 0 <= at <= len(data) - spool.FORM.header_bytes:

@@ -36,37 +36,10 @@ def test_each_field_is_folded_as_the_schema_says(totals):
     assert update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)}) == [30, 5, 90, 34]
 
 
-def test_a_job_that_never_had_a_task_has_no_row(totals):
-    assert update(totals, {}) is None
-
-
-def test_what_an_ended_task_had_stays_in_counters_and_leaves_gauges(totals):
-    update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
-    assert update(totals, {7: (11, 6, 100, 31)}) == [31, 6, 90, 31]
-    assert update(totals, {}) == [31, 6, 90, 0]
-
-
-def test_a_task_number_that_is_used_again_is_a_new_task(totals):
-    update(totals, {7: (10, 5000, 100, 30)})
-    assert update(totals, {7: (1, 10, 105, 2)}) == [11, 5000, 100, 2]
-
-
-def test_values_that_another_task_has_taken_over_are_not_counted_twice(totals):
-    update(totals, {7: (10, 5, 100, 1), 9: (20, 3, 90, 1)})
-    assert update(totals, {7: (30, 6, 100, 1)}, inherited={9})[0] == 30
-
-
 def test_a_missing_value_stays_missing_and_does_not_count_as_minus_one(totals):
     assert update(totals, {7: (-1, 5, 100, -1)}) == [-1, 5, 100, -1]
     assert update(totals, {7: (-1, 6, 100, -1), 8: (5, 1, 200, 3)}) == [5, 6, 100, 3]
     assert as_values(SCHEMA, np.array([-1, 1, 2, -1])) == {"cpu": None, "age": 1, "born": 2, "rss": None}
-
-
-def test_jobs_are_kept_apart_and_forgotten_on_request(totals):
-    update(totals, {7: (10, 5, 100, 1)}, job=1)
-    assert update(totals, {8: (1, 1, 1, 1)}, job=2) == [1, 1, 1, 1]
-    totals.keep_only({2})
-    assert update(totals, {}, job=1) is None
 
 
 def test_a_thread_that_gets_its_processs_number_by_exec_is_counted_once_and_the_first_thread_stays():
@@ -83,61 +56,12 @@ task_lives = st.lists(
 )
 
 
-@given(task_lives)
-def test_counters_never_go_down_and_end_as_the_sum_over_all_tasks_last_values(lives):
-    """Tasks with numbers that are used again, each living some ticks from some start."""
-    totals = Accumulator(SCHEMA, age="age")
-    alive_at = {}
-    for start, number, growth in lives:
-        ticks = range(start, start + len(growth))
-        if any(number in alive_at.get(tick, {}) for tick in range(start - 1, start + len(growth) + 1)):
-            continue
-        for tick, cpu in zip(ticks, np.cumsum(growth).tolist()):
-            # age grows with the task, so a new task with this number is younger than the old one was
-            alive_at.setdefault(tick, {})[number] = (cpu, 1 + tick - start, start, 1)
-    expected, before, seen = 0, 0, {}
-    for tick in range(40):
-        alive = alive_at.get(tick, {})
-        row = update(totals, alive)
-        for number in list(seen):
-            if number not in alive:
-                expected += seen.pop(number)
-        seen.update({number: values[0] for number, values in alive.items()})
-        if row is not None:
-            assert row[0] == expected + sum(seen.values()) >= before
-            before = row[0]
-
-
 # Tasks whose end is reported, tasks that come from elsewhere, and totals that are restored
 
 
 def end(totals, tasks, job=1):
     keys = np.array(list(tasks), dtype=np.int64)
     totals.end(job, keys, np.array(list(tasks.values()), dtype=np.int64).reshape(len(tasks), 4))
-
-
-def test_final_values_take_the_place_of_those_that_were_seen(totals):
-    update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
-    end(totals, {7: (15, 6, 100, 31)})
-    assert update(totals, {9: (20, 4, 90, 4)}) == [35, 6, 90, 4]
-    assert update(totals, {}) == [35, 6, 90, 0]
-
-
-def test_a_task_that_no_tick_saw_counts_when_it_ends(totals):
-    end(totals, {7: (15, 6, 100, 31), 8: (1, 1, 90, 1)})
-    assert update(totals, {}) == [16, 6, 90, 0]
-
-
-def test_final_values_that_are_lower_than_those_that_were_seen_do_not_take_any_back(totals):
-    update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
-    end(totals, {8: (1, 1, 100, 1), 9: (19, 4, 90, 4), 7: (12, 4, 100, 1)})
-    assert update(totals, {}) == [12 + 20 + 1, 5, 90, 0]
-
-
-def test_a_missing_final_value_stays_missing(totals):
-    update(totals, {7: (-1, 5, 100, -1), 8: (10, 5, 100, 1)})
-    end(totals, {7: (-1, 6, 100, -1), 8: (-1, 6, 100, 1)})
-    assert update(totals, {}) == [-1, 6, 100, 0]
 
 
 def test_what_tasks_had_used_before_they_came_is_taken_off(totals):
@@ -151,11 +75,6 @@ def test_what_tasks_had_used_before_they_came_is_taken_off(totals):
     totals.subtract(2, np.array([[-1, 1, 1, 1]]))
     assert update(totals, {8: (-1, 1, 1, 1)}, job=2)[0] == -1
     assert update(totals, {8: (-1, 1, 1, 1), 9: (60, 1, 1, 1)}, job=2)[0] == 10
-
-
-def test_less_than_nothing_was_never_used(totals):
-    totals.subtract(1, np.array([[50, 1, 1, 1]]))
-    assert update(totals, {8: (40, 1, 1, 1)})[0] == 0
 
 
 def test_a_task_that_goes_on_under_the_number_of_one_that_was_reported_to_have_ended_is_counted_once():
@@ -185,16 +104,6 @@ def test_what_is_kept_goes_on_where_it_was(totals):
         assert one.last_seen(1)[0].tolist() == [8]
 
 
-def test_what_is_kept_of_a_job_without_ended_tasks_or_without_live_ones_goes_on_as_well(totals):
-    update(totals, {7: (10, 5, 100, 30)})
-    end(totals, {8: (1, 1, 100, 2)}, job=2)
-    other = Accumulator(SCHEMA, age="age")
-    for job in (1, 2):
-        other.restore(job, *totals.keep(job))
-    assert update(other, {7: (11, 6, 100, 30)}) == [11, 6, 100, 30]
-    assert update(other, {}, job=2) == [1, 1, 100, 0]
-
-
 def test_restored_totals_do_not_fall_below_what_was_sent_and_are_higher_once_they_have_caught_up(totals):
     floor = np.array([100, 50, 90, 7])
     totals.restore(
@@ -203,33 +112,6 @@ def test_restored_totals_do_not_fall_below_what_was_sent_and_are_higher_once_the
     assert update(totals, {7: (10, 6, 100, 3)}) == [100, 50, 95, 3]
     assert update(totals, {7: (70, 60, 100, 3)}) == [110, 60, 95, 3]
     assert update(totals, {}) == [110, 60, 95, 0]
-
-
-def test_a_floor_alone_is_a_total(totals):
-    nothing = np.full((2, 4), -1)
-    nothing[1] = 0
-    totals.restore(1, nothing, np.empty(0, np.int64), np.empty((0, 4), np.int64), np.array([100, 50, 90, 7]))
-    assert update(totals, {})[:2] == [100, 50]
-
-
-def test_a_floor_is_kept_as_well(totals):
-    floor = np.array([100, 50, 90, 7])
-    nothing = np.empty(0, np.int64), np.empty((0, 4), np.int64)
-    for sums in ([[40, 5, 95, -1], [0, 0, 0, 0]], [[-1, -1, -1, -1], [0, 0, 0, 0]]):
-        totals.restore(1, np.array(sums), *nothing, floor)
-        other = Accumulator(SCHEMA, age="age")
-        other.restore(1, *totals.keep(1))
-        assert update(other, {7: (10, 6, 100, 3)})[:2] == [100, 50]
-
-
-def test_a_job_is_forgotten_alone(totals):
-    for job in (1, 2):
-        update(totals, {7: (10, 5, 100, 1)}, job=job)
-    totals.forget(1)
-    totals.forget(1)
-    assert not totals.knows(1) and totals.knows(2)
-    assert totals.last_seen(1)[0].tolist() == [] and totals.last_seen(1)[1].shape == (0, 4)
-    assert update(totals, {}, job=1) is None
 
 
 @given(task_lives, st.lists(st.sampled_from(["tick", "tick", "restart", "end", "end low"]), min_size=30, max_size=30))

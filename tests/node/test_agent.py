@@ -8,12 +8,11 @@ import time
 
 import pytest
 
-from colmet.commands import extract_rows
-from colmet.common.daemon.signals import Signals
-from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
+from colmet.common.daemon.wakeup import Signals
+from colmet.common.errors import ConfigError, ParseError
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema
-from colmet.common.tables.runs import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace
 from colmet.node.jobs.job import Job
@@ -21,9 +20,7 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.runner import FIRST_RETRY_S, LAST_RETRY_S, Runner
 from colmet.node.schedule import Schedule
-from colmet.stored.hdf5 import Hdf5History
 from tests.support.direct import Direct
-from tests.support.hdf5_writer import write_once
 from tests.support.made_up_backend import Fake, make_agent, raising
 from tests.support.waiting import Clock
 
@@ -62,16 +59,6 @@ def test_a_backend_that_fails_is_counted_logged_at_powers_of_ten_and_goes_on(err
     assert runner.failures == 100
     assert caplog.text.count("sample failed") == 3
     assert ("Traceback" in caplog.text) == isinstance(error, ZeroDivisionError)
-
-
-def test_a_backend_that_becomes_unavailable_is_closed_and_tried_again_later():
-    backend, clock = Fake(raising(BackendUnavailable("gone"))), Clock(0.0)
-    runner = Runner(backend, clock)
-    runner.sample([], 1)
-    assert not runner.is_open and backend.closed
-    clock.now += FIRST_RETRY_S
-    runner.sample([], 1)
-    assert backend.opened == 2
 
 
 class Sent:
@@ -204,38 +191,6 @@ def test_a_slow_tick_is_counted_as_overrun_and_ticks_do_not_pile_up(fake, caplog
 # Between ticks
 
 
-def test_the_agent_may_wake_up_so_often_at_once_and_then_at_a_pace():
-    clock = Clock(0.0)
-    pace = Pace(PER_S, AT_ONCE, clock)
-    for _ in range(AT_ONCE):
-        assert pace.rest_s() == 0
-        pace.woken()
-    assert pace.rest_s() == pytest.approx(1 / PER_S)
-    clock.now += 0.6 / PER_S
-    assert pace.rest_s() == pytest.approx(0.4 / PER_S)
-    clock.now += 0.4 / PER_S + 1e-9
-    assert pace.rest_s() == 0
-    pace.woken()
-    assert pace.rest_s() > 0
-    clock.now += 3600
-    for _ in range(AT_ONCE):
-        assert pace.rest_s() == 0
-        pace.woken()
-    assert pace.rest_s() > 0, "rest is not saved up"
-
-
-def test_in_a_storm_the_agent_wakes_up_no_more_often_than_its_pace_lets_it():
-    clock, woken = Clock(0.0), 0
-    pace = Pace(PER_S, AT_ONCE, clock)
-    while clock.now < 10:
-        rest = pace.rest_s()
-        clock.now += rest + 1e-6
-        if not rest:
-            pace.woken()
-            woken += 1
-    assert woken == pytest.approx(AT_ONCE + 10 * PER_S, abs=3)
-
-
 def test_who_makes_the_agent_work_much_does_not_make_it_work_often():
     clock, worked_s = Clock(0.0), 0.0
     pace = Pace(PER_S, AT_ONCE, clock)
@@ -317,18 +272,6 @@ def test_a_runner_drains_notices_and_asks_for_last_rows_and_meters_all_of_it(hea
     assert hearing.noticed == [(7, [])]
 
 
-def test_a_runner_that_is_closed_asks_its_backend_nothing(hearing):
-    runner = Runner(hearing)
-    assert runner.fd == -1
-    assert runner.drain() == [] and runner.last([Job(None, 7)], 1) == []
-    runner.notice(Job(None, 7))
-    assert hearing.drained == hearing.noticed == hearing.asked == []
-    runner.open()
-    assert runner.fd == hearing.fd
-    runner.close()
-    assert runner.fd == -1
-
-
 @pytest.mark.parametrize("error", [ParseError("/proc/x", b"?"), OSError(5, "I/O error"), ZeroDivisionError("defect")])
 def test_a_failure_between_ticks_is_counted_and_stops_nothing(hearing, error, caplog):
     def fail():
@@ -344,19 +287,6 @@ def test_a_failure_between_ticks_is_counted_and_stops_nothing(hearing, error, ca
     hearing.on_last = lambda: hearing.asked[-1] == 7 and fail()
     (table,) = runner.last([Job(None, 7), Job(None, 9)], 1)
     assert table.rows["job_id"].tolist() == [9], "one job's is not all of theirs"
-
-
-def test_a_backend_that_becomes_unavailable_between_ticks_is_closed_once_and_tried_again_after_the_first_wait(hearing):
-    def fail():
-        raise BackendUnavailable("gone")
-
-    clock = Clock(0.0)
-    runner = opened(hearing, monotonic=clock)
-    hearing.on_last = fail
-    assert runner.last([Job(None, 7), Job(None, 9)], 1) == []
-    assert not runner.is_open and runner.failures == 0 and hearing.asked == [7]
-    clock.now += FIRST_RETRY_S
-    assert runner.open()
 
 
 class Source:
@@ -457,33 +387,6 @@ def test_a_jobs_last_row_is_of_another_second_than_the_tick_before(source, heari
     agent.close()
 
 
-def test_what_is_stored_of_a_job_that_ends_has_each_second_once(source, hearing, monkeypatch, tmp_path):
-    """Side by side as readers have it, from a file: nobody who sums a second has a job twice."""
-    now = [1_700_000_000.1]
-    monkeypatch.setattr("colmet.node.agent.time.time_ns", lambda: round(now[0] * 1e9))
-    sent = Sent()
-    agent = listening_agent(source, [hearing], sent)
-    batches = []
-    for _ in range(3):
-        now[0] += 1
-        batches.append(agent.tick())
-    now[0] += 0.5
-    source.end(7)
-    agent.step([source.fd])
-    batches += batches_of(sent)
-    now[0] += 0.5
-    batches.append(agent.tick())
-    agent.close()
-    path = tmp_path / "made.hdf5"
-    write_once(path, batches)
-    history = Hdf5History([str(path)])
-    columns = [extract_rows.OutputColumn("cpu", "fake_default", "cpu")]
-    found = extract_rows.join(extract_rows.fetch(history, 7, columns, extract_rows.Interval()), columns)
-    history.close()
-    assert found.times.tolist() == [1_700_000_000 + n for n in (1, 2, 3, 4)]
-    assert found.columns["cpu"].tolist() == [5, 5, 5, 77]
-
-
 def test_rows_have_the_run_of_their_job_and_the_uptime_and_a_batch_one_run_of_a_job(source, hearing):
     hearing.schema = Schema("fake_default", "job", [*hearing.schema.fields, *RUN_FIELDS])
     sent = Sent()
@@ -512,26 +415,6 @@ def test_a_job_that_ends_before_a_tick_gets_its_last_row_before_it(source, heari
     agent.close()
 
 
-def test_where_no_backend_has_a_last_row_no_batch_is_sent(source, hearing):
-    sent = Sent()
-    source.come(8)
-    agent = listening_agent(source, [Fake(), hearing], sent)
-    source.end(8)
-    agent.step([source.fd])
-    assert hearing.asked == [8] and sent.messages == []
-    agent.close()
-
-
-def test_the_last_row_of_job_0_makes_it_no_job_of_the_node(source, hearing):
-    sent = Sent()
-    source.come(0)
-    agent = listening_agent(source, [hearing], sent)
-    source.end(0)
-    agent.step([source.fd])
-    assert batches_of(sent)[0].jobs == (7, 9)
-    agent.close()
-
-
 def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_tasks_read_again(source, hearing):
     class Listed(Job):
         def tids(self):
@@ -552,38 +435,6 @@ def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_t
     agent.close()
     os.close(other.fd)
     os.close(other.kernel)
-
-
-def test_ends_that_were_read_while_another_job_was_measured_count_at_once(source, hearing):
-    """No descriptor is readable for them any more."""
-    agent = listening_agent(source, [hearing], Sent())
-    source.come(11)
-    hearing.on_notice = lambda: os.write(hearing.kernel, bytes([9])) if not hearing.noticed else None
-    agent.step([source.fd])
-    assert [job for job, _ in hearing.noticed] == [11, 9]
-    agent.close()
-
-
-def test_a_backend_that_fails_between_ticks_does_not_keep_the_others_from_it(source, hearing):
-    def fail():
-        raise ZeroDivisionError("defect")
-
-    broken = Hearing()
-    broken.on_drain = broken.on_notice = broken.on_last = fail
-    sent = Sent()
-    agent = listening_agent(source, [broken, hearing], sent)
-    source.come(11)
-    agent.step([source.fd])
-    os.write(hearing.kernel, bytes([9]))
-    agent.step([hearing.fd])
-    source.end(7)
-    agent.step([source.fd])
-    assert [job for job, _ in hearing.noticed] == [11, 9]
-    assert batches_of(sent)[0].tables[0].rows["job_id"].tolist() == [7]
-    assert agent.runners[0].failures == 8
-    agent.close()
-    os.close(broken.fd)
-    os.close(broken.kernel)
 
 
 def test_while_it_runs_the_agent_hears_of_jobs_and_ended_tasks_without_waiting_for_a_tick(source, hearing):
@@ -678,19 +529,6 @@ def test_a_change_that_cannot_be_is_said_so_and_one_that_fails_ends_nothing(fake
     backend.until = (Sample(7, {"unknown": 1}),)
     agent.changes()["what"]("new")()
     assert not sent.messages and "sample failed backend=fake" in caplog.text
-
-
-def test_a_backend_that_is_off_is_tried_again_at_once_after_a_change(fake):
-    backend = Changing()
-    backend.unavailable = "none of it is supported"
-    agent = make_agent(fake, [backend], Sent())
-    agent.tick()
-    agent.tick()
-    assert backend.opened == 1
-    backend.unavailable = None
-    agent.changes()["what"]("new")()
-    agent.tick()
-    assert backend.opened == 2
 
 
 def test_the_period_changes_for_the_ticks_and_for_what_counts_as_an_overrun(fake):

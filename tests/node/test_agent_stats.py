@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import threading
 import time
 
 import pytest
 
-from colmet.collector.backends.stdout import StdoutOutput, format_text
 from colmet.common.daemon.startup import load
 from colmet.common.host.host import Host
-from colmet.common.schema import Field, Sample, Schema, Table
+from colmet.common.schema import Field, Sample, Schema
 from colmet.common.tables.agent import BACKEND_COUNTERS
-from colmet.common.wire import Decoder, colmet06, v1
+from colmet.common.wire import colmet06, v1
 from colmet.node.agent import Agent
+from colmet.node.agent_tables import AgentStats
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
-from colmet.node.runner import Runner
+from colmet.node.main import build_parser
+from colmet.node.placement import Placement
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, AgentStats, Meter
-from colmet.node.system.placement import Placement
 from tests.support.direct import Direct
-from tests.support.outputs import write
 
 
 class Fake(InputBackend):
@@ -114,28 +108,6 @@ def test_cpu_and_wall_time_are_those_of_the_backend_and_of_the_process(fake):
     assert before["agent"]["wall_time"] == 0 and rows["agent"]["wall_time"] >= 60_000  # of the tick before
 
 
-def test_what_other_threads_do_is_not_the_backends(fake):
-    def behave(jobs):
-        thread = threading.Thread(target=burn, args=(0.05,))
-        thread.start()
-        thread.join()
-        return []
-
-    agent = agent_of(fake, Fake("waits", behave))
-    rows = own_rows(agent.tick())
-    agent.close()
-    assert rows["waits"]["cpu_time"] < 20_000 <= rows["agent"]["cpu_time"]
-
-
-def test_a_meter_adds_up_also_what_raises():
-    meter = Meter()
-    for _ in range(2):
-        with contextlib.suppress(KeyError), meter:
-            burn(0.01)
-            raise KeyError
-    assert meter.cpu_ns >= 20_000_000 and meter.wall_ns >= meter.last_wall_ns >= 10_000_000
-
-
 def test_failures_overruns_and_what_is_off_are_reported(fake):
     from colmet.common.errors import BackendUnavailable
 
@@ -154,15 +126,6 @@ def test_failures_overruns_and_what_is_off_are_reported(fake):
     assert (rows["fails"]["failures"], rows["agent"]["failures"]) == (3, 3)
     assert (rows["fails"]["is_on"], rows["absent"]["is_on"]) == (1, 0)
     assert rows["slow"]["overruns"] == 3 and rows["agent"]["overruns"] == 0  # the schedule was not asked
-
-
-def test_a_full_queue_shows(fake):
-    agent = agent_of(fake, send=lambda message: False)
-    for _ in range(3):
-        agent._queue.put(agent.tick())
-    rows = own_rows(agent.tick())
-    agent.close()
-    assert (rows["agent"]["batches_sent"], rows["agent"]["batches_dropped"]) == (0, 3)
 
 
 def test_memory_and_descriptors_are_those_of_the_process(fake):
@@ -194,13 +157,6 @@ def test_a_statm_of_another_form_is_reported(fake, caplog):
     assert "statm" in caplog.text
 
 
-def test_rows_are_packed_as_the_schema_says():
-    assert _ROW.size == SCHEMA.dtype.itemsize
-    for field in SCHEMA.fields:
-        assert field.help.endswith(".") and "Source: " in field.help, field.name
-        assert field.dtype in ("i8", "S32")
-
-
 def test_every_backend_counts_only_what_there_is_a_column_for():
     parser = build_parser(load(NAMES))
     names = [name for action in parser.actions for name in action.option_strings]
@@ -227,83 +183,10 @@ def test_a_counter_that_is_not_declared_is_dropped_alone_with_one_warning(fake, 
     assert "backend=one counter=mine: not declared" in caplog.text
 
 
-def test_counters_that_cannot_be_had_take_nothing_else_away(fake, caplog):
-    broken = Fake("broken")
-    broken.counters = lambda: None
-    agent = agent_of(fake, broken, Fake("two", counters={"exit_records": 6}))
-    agent.tick()
-    rows = own_rows(agent.tick())
-    agent.close()
-    assert rows["two"]["exit_records"] == 6 and rows["broken"]["failures"] >= 1
-    assert "sample failed backend=broken" in caplog.text
-
-
 def test_an_old_collector_gets_none_of_it(fake):
     agent = agent_of(fake)
     assert colmet06.encode(agent.tick()) == b""
     agent.close()
-
-
-@pytest.fixture
-def batches(fake):
-    """Three ticks as a collector decodes them."""
-    sent = []
-    agent = agent_of(fake, Fake("one", counters={"exits_known": 3}), send=lambda m: sent.append(m) or True)
-    for _ in range(3):
-        agent._queue.put(agent.tick())
-    agent.close()
-    decoder = Decoder()
-    return [decoder.decode(message).batches[0] for message in sent]
-
-
-def test_hdf5_has_a_row_of_each_at_every_tick(batches, tmp_path):
-    import tables
-
-    from colmet.collector.backends.hdf5.output import Hdf5Output
-
-    path = str(tmp_path / "x.hdf5")
-    for some in (batches[:1], batches[1:]):  # a table that is made, and one that is there
-        write(Hdf5Output(path), some)
-    with tables.open_file(path) as file:
-        rows = file.get_node("/job_0/agent_default")[:]
-        assert set(SCHEMA.names) < set(rows.dtype.names)
-    assert rows["backend"].tolist() == [b"agent", b"one"] * 3
-    assert rows["ticks"].tolist() == [1, -1, 2, -1, 3, -1]
-    assert rows["exits_known"].tolist() == [-1, 3] * 3
-    assert set(rows["metric_backend"].tolist()) == {b"agent_default"}
-
-
-def test_text_output_names_each_row(batches):
-    read_fd, write_fd = os.pipe()
-    write(StdoutOutput("json", write_fd), batches)
-    os.close(write_fd)
-    with open(read_fd) as file:
-        rows = [json.loads(line) for line in file]
-    assert [row["backend"] for row in rows] == ["agent", "one"] * 3
-    assert [row.get("ticks") for row in rows] == [1, None, 2, None, 3, None]
-    assert all(row["involved_jobs"] == [7] for row in rows)
-    (table,) = batches[0].tables
-    text = [format_text(batches[0], table, sample) for sample in table.samples()]
-    assert " node agent_default" in text[0] and "exits_known" in text[1]
-    assert text[1].splitlines()[1].split() == ["backend", "one"]
-
-
-def test_it_is_cheap(fake):
-    """Not a benchmark: that nothing costs ten times what it does."""
-    host = Host()
-    agent_stats = AgentStats(host)
-    runners = [Runner(Fake(name, counters=dict.fromkeys(SCHEMA.names[-11:], 1))) for name in ("a", "b", "c", "d")]
-    totals = dict.fromkeys(("ticks", "jobs", "jobs_started", "jobs_ended", "wall_time", "overruns"), 1)
-    best = 1e9
-    for _ in range(20):
-        started = time.thread_time()
-        for _ in range(20):
-            table = agent_stats.table(1, runners, totals)
-        best = min(best, (time.thread_time() - started) / 20)
-    agent_stats.close()
-    assert isinstance(table, Table) and len(table) == 5
-    print(f"{best * 1e6:.1f} us")
-    assert best < 300e-6
 
 
 def test_the_table_comes_at_the_first_tick_and_then_once_a_period(fake):

@@ -63,20 +63,6 @@ def test_an_ended_task_is_given_to_its_job_and_counted_once_by_how_it_was_known(
     assert counts(owners) == (1, 2, 1, 1)
 
 
-def test_no_records_are_nobodys(owners):
-    assert owners.take(records()) == []
-    assert owners.retry() == []
-
-
-def test_where_there_is_no_job_everything_is_somebody_elses_at_once():
-    owners = Attribution()
-    owners.add_forks(forks(child(5, 6)))
-    assert owners.take(records(process(6, 5), process(7, 6))) == []
-    assert owners.other == 2
-    owners.list_all({1: [5, 6, 7]})
-    assert owners.retry() == []
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 @pytest.mark.parametrize("batches", [1, 2, 4])
 def test_descendants_that_nobody_saw_are_found_through_each_other_whatever_the_order(owners, order, batches):
@@ -91,14 +77,6 @@ def test_descendants_that_nobody_saw_are_found_through_each_other_whatever_the_o
         found.update(given_to(owners.retry()))
     assert found == {30: 1, 31: 1, 32: 1, 33: 1}
     assert counts(owners) == (0, 0, 4, 0)
-
-
-def test_a_record_waits_until_its_parent_is_listed(owners):
-    assert owners.take(records(process(40, 39), process(50, 49))) == []
-    owners.list_all({1: [10, 39], 2: [20]})
-    assert given_to(owners.retry()) == {40: 1}
-    assert owners.retry() == []
-    assert counts(owners) == (0, 0, 1, 0)
 
 
 def test_a_record_waits_for_a_number_of_ticks_and_no_longer(owners):
@@ -126,16 +104,6 @@ def test_the_records_that_wait_are_bounded_and_the_oldest_go_first(owners, monke
     assert counts(owners) == (0, 0, 3, 6)
 
 
-def test_records_that_wait_again_and_again_are_counted_among_the_waiting_once(owners, monkeypatch):
-    monkeypatch.setattr(Attribution, "MAX_WAITING", 4)
-    owners.take(records(process(40, 39), process(41, 39)))
-    for _ in range(5):
-        owners.retry()
-    assert owners.other == 0
-    owners.list_all({1: [39]})
-    assert given_to(owners.retry()) == {40: 1, 41: 1}
-
-
 def test_the_ended_parents_that_are_remembered_are_bounded_and_the_newest_stay(owners, monkeypatch):
     monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
     for pid in range(100, 135):
@@ -145,55 +113,6 @@ def test_the_ended_parents_that_are_remembered_are_bounded_and_the_newest_stay(o
     assert owners.take(records(process(202, 105))) == []
 
 
-def test_the_tasks_elsewhere_that_are_remembered_are_bounded(owners, monkeypatch):
-    monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
-    for tid in range(100, 135):
-        owners.leave(1, tid)
-    assert sum(owners.has_left(tid) for tid in range(100, 135)) == 10
-    assert owners.has_left(134)
-
-
-def test_an_ended_parent_is_remembered_over_one_tick_and_forgotten_after_two(owners):
-    owners.take(records(process(10, 1)))
-    owners.list_all({1: [11], 2: [20]})
-    assert given_to(owners.take(records(process(40, 10)))) == {40: 1}
-    owners.list_all({1: [11], 2: [20]})
-    owners.list_all({1: [11], 2: [20]})
-    assert owners.take(records(process(41, 10))) == []
-
-
-def test_a_thread_is_its_processs(owners):
-    # the kernel names the process's parent as the parent of a thread: here a shell that is no job's
-    owners.add_forks(forks((5, 5, 12, 10)))
-    assert given_to(owners.take(records((12, 10, 5), (13, 10, 5)))) == {12: 1, 13: 1}
-    assert counts(owners) == (0, 1, 1, 0)
-
-
-def test_a_child_of_a_thread_is_the_jobs_whether_the_thread_or_the_process_is_known(owners):
-    owners.add_forks(forks((15, 10, 100, 100), (11, 998, 101, 101), (998, 999, 102, 102)))
-    assert given_to(owners.take(records(process(100, 10), process(101, 998)))) == {100: 1, 101: 1}
-    assert owners.by_fork == 2
-
-
-def test_grandchildren_are_known_by_forks_alone_whatever_became_of_the_children(owners):
-    owners.add_forks(forks(child(10, 100), child(100, 101)))
-    assert given_to(owners.take(records(process(101, 1), process(100, 10)))) == {101: 1, 100: 1}, (
-        "101's parent is 1 now"
-    )
-    assert owners.by_fork == 2
-
-
-def test_a_process_younger_than_the_lists_is_still_the_jobs_after_them(owners):
-    owners.add_forks(forks(child(10, 100), child(20, 200)))
-    owners.list_all({1: [10, 11]})  # made before 100 was; job 2 has ended
-    assert owners.alive(1) == 3 and owners.alive(2) == 0
-    owners.add_forks(forks(child(100, 101)))
-    assert given_to(owners.take(records(process(101, 1)))) == {101: 1}
-    owners.list_all({1: [10, 11]})  # 100 is listed no more
-    owners.add_forks(forks(child(100, 102)))
-    assert given_to(owners.take(records(process(102, 1)))) == {}
-
-
 def test_a_task_number_that_a_stranger_uses_again_is_the_strangers(owners):
     owners.list_all({1: [10, 11], 2: [20]})
     assert given_to(owners.take(records(process(10, 1)))) == {10: 1}
@@ -201,15 +120,6 @@ def test_a_task_number_that_a_stranger_uses_again_is_the_strangers(owners):
     owners.list_all({1: [11], 2: [10]})
     assert given_to(owners.take(records(process(10, 1)))) == {10: 2}
     assert counts(owners)[:3] == (2, 0, 0)
-
-
-def test_a_task_not_listed_any_more_is_forgotten_after_the_tick_that_may_miss_its_record(owners):
-    owners.list_all({1: [11], 2: [20]})
-    assert given_to(owners.take(records(process(10, 1)))) == {10: 1}, "its record may come late"
-    owners.list_all({1: [11, 12], 2: [20]})
-    owners.list_all({1: [11], 2: [20]})
-    owners.list_all({1: [11], 2: [20]})
-    assert owners.take(records(process(12, 1))) == []
 
 
 def test_a_task_that_has_left_its_job_is_not_the_jobs_when_it_ends_though_its_parent_is(owners):
@@ -223,40 +133,6 @@ def test_a_task_that_has_left_its_job_is_not_the_jobs_when_it_ends_though_its_pa
     assert not owners.has_left(11), "its number may be used again"
 
 
-def test_a_child_of_a_task_that_has_left_is_not_the_jobs(owners):
-    owners.leave(1, 11)
-    owners.add_forks(forks(child(11, 100)))
-    assert owners.take(records(process(100, 11), process(101, 11))) == []
-
-
-def test_a_task_that_comes_back_is_the_jobs_again(owners):
-    owners.leave(1, 11)
-    assert owners.unknown(1, [10, 11]) == [11]
-    owners.list_one(1, [11])
-    assert owners.unknown(1, [10, 11]) == [] and not owners.has_left(11)
-    assert given_to(owners.take(records(process(11, 10)))) == {11: 1}
-    assert owners.known == 1
-
-
-def test_a_task_moved_to_another_job_is_that_jobs(owners):
-    owners.list_one(2, [11])
-    assert (owners.alive(1), owners.alive(2), owners.alive(3)) == (1, 2, 0)
-    assert owners.unknown(1, [11]) == [11]
-    assert given_to(owners.take(records(process(11, 10)))) == {11: 2}
-    assert (owners.alive(1), owners.alive(2)) == (1, 1)
-
-
-def test_a_task_that_another_job_has_listed_has_not_left_for_nowhere(owners):
-    owners.list_one(2, [11])
-    owners.leave(1, 11)
-    assert not owners.has_left(11) and owners.alive(2) == 2
-
-
-def test_strangers_are_those_that_the_job_has_neither_listed_nor_forked(owners):
-    owners.add_forks(forks(child(10, 100)))
-    assert owners.unknown(1, [10, 20, 30, 100]) == [20, 30]
-
-
 def test_a_unit_of_processes_and_threads_has_their_threads_but_not_their_children():
     owners = Attribution()
     owners.list_all({0: [10, 11], 1: [20]}, closed={0})
@@ -267,23 +143,6 @@ def test_a_unit_of_processes_and_threads_has_their_threads_but_not_their_childre
     assert owners.owner(20) == 1
     assert given_to(owners.take(records(process(10, 20)))) == {10: 0}
     assert given_to(owners.take(records(process(103, 10)))) == {}, "nor are they after its end"
-
-
-def test_a_child_of_a_unit_is_not_the_units_before_the_first_tick_either():
-    owners = Attribution()
-    owners.list_one(0, [10], closed=True)
-    owners.add_forks(forks((5, 5, 11, 10), child(10, 100)))
-    assert given_to(owners.take(records((11, 10, 5), process(100, 10), process(101, 10)))) == {11: 0}
-    owners.list_one(1, [20])
-    owners.add_forks(forks(child(20, 200)))
-    assert given_to(owners.take(records(process(200, 20)))) == {200: 1}
-
-
-def test_the_owner_of_a_task_is_its_job_also_where_only_a_fork_shows_it_and_job_0_is_one(owners):
-    owners.list_all({0: [5], 1: [10]})
-    owners.add_forks(forks(child(10, 100), child(5, 6)))
-    assert [owners.owner(tid) for tid in (5, 6, 10, 100, 999)] == [0, 0, 1, 1, None]
-    assert given_to(owners.take(records(process(5, 1), process(6, 5), process(7, 6)))) == {5: 0, 6: 0, 7: 0}
 
 
 class World:

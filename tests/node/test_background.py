@@ -11,8 +11,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.backend import InputBackend
-from colmet.node.background import BackgroundBackend, NotYet
-from colmet.node.runner import FIRST_RETRY_S, Runner
+from colmet.node.runner import FIRST_RETRY_S, BackgroundBackend, NotYet, Runner
 from tests.support.waiting import Clock, wait_for
 
 FIRST = Schema("slow_default", "node", [Field("n", "count", "gauge")])
@@ -152,28 +151,6 @@ def test_its_programs_are_counted(slow):
     assert (runner.counters()["commands"], runner.counters()["commands_killed"]) == (3, 1)
 
 
-def test_rows_make_its_next_absence_news_again(slow, caplog):
-    clock = Clock(0.0)
-    beside, runner = opened(slow, clock)
-    for absences in (1, 2):
-        slow.may_go_on.release()
-        wait_for(ended(beside))
-        assert len(runner.sample([], 1)) == 2
-        slow.error = BackendUnavailable("no such BMC; modprobe it")
-        slow.may_go_on.release()
-        wait_for(ended(beside))
-        runner.sample([], 1)
-        assert not runner.is_open and caplog.text.count("modprobe it") == absences
-        slow.error = None
-        beside.join(20)
-        clock.now += FIRST_RETRY_S
-        runner.sample([], 1)
-        slow.may_go_on.release()
-        wait_for(ended(beside))
-        runner.sample([], 1)
-        assert runner.is_open
-
-
 def test_a_failure_is_counted_and_the_next_measurement_begins(slow, caplog):
     beside, runner = opened(slow, Clock(0.0))
     for n in range(1, 4):
@@ -235,25 +212,3 @@ def test_close_waits_for_nothing_and_a_held_thread_is_not_joined_by_another(slow
     slow.may_go_on.release()
     beside.join(20)
     assert slow.calls[-1] == ("close",) and slow.calls.count(("close",)) == 1
-
-
-def test_what_was_measured_last_can_be_taken_at_the_end(slow):
-    beside, runner = opened(slow, Clock(0.0))
-    assert runner.take() == []
-    slow.may_go_on.release()
-    wait_for(ended(beside))
-    assert len(runner.take()) == 2
-    assert runner.take() == [] and len(slow.calls) == 2, "nothing begins"
-
-
-def test_what_the_thread_uses_is_metered(slow):
-    clock = Clock(0.0)
-    beside, runner = opened(slow, clock)
-    start = time.perf_counter_ns()
-    wait_for(lambda: len(slow.calls) == 2)  # the thread has begun
-    time.sleep(0.02)
-    slow.may_go_on.release()
-    wait_for(ended(beside))
-    wait_for(lambda: runner.wall_ns - runner.meter.wall_ns >= 0.02e9)
-    assert runner.wall_ns - runner.meter.wall_ns <= time.perf_counter_ns() - start + 20e9
-    assert runner.cpu_ns > runner.meter.cpu_ns

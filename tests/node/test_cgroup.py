@@ -17,11 +17,10 @@ import pytest
 
 from colmet.common.host.host import Host
 from colmet.common.schema import Table
-from colmet.common.tables.runs import RUN, UPTIME
-from colmet.common.wire.colmet_rs import CPU, MEMORY
+from colmet.common.tables import RUN, UPTIME
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.cgroupfiles import has_counted
+from colmet.node.kernel.textfiles import has_counted
 from tests.support.machine import cgroup_mount
 from tests.support.place import skip_refused
 
@@ -129,17 +128,6 @@ def test_v2_files(fake, backend):
     fake.mkdir("/sys/dev/block/253:0/slaves/sda")
     assert values_of(backend, make_v2(fake)) == V2_VALUES
     assert set(SCHEMA.names) - set(V2_VALUES) == {*("cpu_unattributed", "memory_pgpgin", "memory_pgpgout", RUN, UPTIME)}
-
-
-def test_v1_and_v2_mixed_each_for_itself_and_v1_first(fake, backend):
-    job = make_v1(fake, ("cpuacct", "cpuset", "pids"))
-    job.directories["unified"] = make_v2(fake).directories["unified"]
-    values = values_of(backend, job)
-    for name in ("cpu_usage", "cpu_user", "cpus_allocated", "pids_current", "pids_peak"):
-        assert values[name] == V1_VALUES[name], name
-    for name in ("nr_periods", "throttled_time", "memory_current", "memory_kernel", *PRESSURE):
-        assert values[name] == V2_VALUES[name], name
-    assert "pids_limit" not in values
 
 
 def test_a_v2_directory_of_a_hybrid_machine_gives_pressure_and_leaves_the_rest_to_v1(fake, backend):
@@ -317,12 +305,6 @@ def test_before_any_disk_was_used_io_is_missing_and_that_is_no_warning(fake, bac
     for _ in range(2 * SLOW_TICKS):
         values = values_of(backend, job)
     assert {values[name] for name in IO} == {0}
-
-
-def test_the_top_counts_by_its_groups_where_the_kernel_reports_them(fake, backend):
-    job = blkio(fake, make_v1(fake), top=0)
-    fake.write("/cgroup/blkio/blkio.throttle.io_service_bytes_recursive", "254:0 Read 512\nTotal 512\n")
-    assert {values_of(backend, job)[name] for name in IO} == {0}
 
 
 def test_kernels_without_the_recursive_files_have_the_others(fake, backend):
@@ -590,9 +572,6 @@ def test_more_attributed_than_used_is_counted_and_reported(fake, backend, caplog
     assert "more CPU time is attributed than the cgroup used job=42" in caplog.text
 
 
-# Names
-
-
 # The running kernel
 
 WORK = """
@@ -797,35 +776,3 @@ def test_live_v2_gives_cpu_time_and_pressure(root):
                 break
             except OSError:
                 time.sleep(0.02)
-
-
-NOT_HERE = {
-    # what memory.stat of v1 says of the group alone, without those below it; the total_ ones are here
-    **{name: "the group alone" for name in MEMORY if f"total_{name}" in MEMORY},
-}
-HERE = {
-    **{"total_cache": "memory_file", "total_rss": "memory_anon", "total_rss_huge": "memory_anon_thp"},
-    **{"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
-    **{f"total_{name}": f"memory_{name}" for name in ("shmem", "mapped_file", "dirty", "writeback", "swap")},
-    **{f"total_{name}": f"memory_{name}" for name in ("pgpgin", "pgpgout", "pgfault", "pgmajfault", "unevictable")},
-    **{f"total_{name}": f"memory_{name}" for name in ("inactive_anon", "active_anon", "inactive_file", "active_file")},
-    **{name: name for name in CPU},
-}
-
-
-def test_every_quantity_of_the_rust_nodes_memory_and_cpu_backends_is_here(fake, backend):
-    """Its perfhw backend is not a cgroup's file, and not meant here."""
-    assert set(MEMORY + CPU) == set(HERE) | set(NOT_HERE)
-    assert not set(HERE) & set(NOT_HERE)
-    assert set(HERE.values()) <= set(SCHEMA.names)
-    for name, column in HERE.items():
-        text = {field.name: field.help for field in SCHEMA.fields}[column]
-        assert f"stat {name}" in text, name
-    # and they are what the files say under these names
-    job = make_v1(fake)
-    texts = (V1 / "memory/memory.stat").read_text() + (V1 / "cpu/cpu.stat").read_text()
-    said = dict(line.split() for line in texts.splitlines())
-    values = values_of(backend, job)
-    for name, column in HERE.items():
-        if "limit" not in name:
-            assert values[column] == int(said[name]), name

@@ -93,35 +93,6 @@ def test_what_a_shell_is_charged_with_beyond_its_childrens_records_is_found_once
     assert machine.drain() == {1: 4 * TICK}
 
 
-def test_where_the_records_had_all_nothing_is_found(machine):
-    machine.end(100, ROOT, recorded=5 * TICK)
-    machine.process(ROOT, charged=5)
-    for _ in range(3):
-        assert machine.drain() == {}
-
-
-def test_a_child_that_was_not_waited_for_yet_lends_nothing_to_others_and_nothing_is_taken_back(machine):
-    machine.end(100, ROOT, recorded=3 * TICK)
-    machine.end(101, ROOT, recorded=0)
-    machine.process(ROOT, charged=2)  # 101 alone
-    machine.drain()
-    assert machine.drain() == {}
-    machine.process(ROOT, charged=2 + 4)
-    machine.end(102, ROOT, recorded=0)
-    machine.drain()
-    assert machine.drain() == {1: 3 * TICK}
-
-
-def test_what_a_record_has_that_comes_after_the_look_is_taken_off(machine):
-    machine.end(100, ROOT, recorded=1 * TICK)
-    machine.process(ROOT, charged=10)
-    machine.drain()
-    machine.reaped.read()  # 101 had been waited for, too
-    machine.end(101, ROOT, recorded=6 * TICK)
-    machine.receive()
-    assert machine.found == {1: 3 * TICK}
-
-
 def test_threads_are_charged_to_whom_their_process_will_be_and_are_no_ends_of_processes(machine):
     machine.process(100)
     machine.end(101, 100, recorded=1 * TICK)
@@ -149,47 +120,6 @@ def test_of_nested_shells_that_end_all_is_charged_to_the_one_that_lives_in_whate
     for _ in range(3):
         machine.drain()
     assert machine.found == {1: 6 * TICK}
-
-
-@pytest.mark.parametrize("first", [100, 101])
-def test_what_was_found_of_a_shell_that_ends_in_the_same_moment_is_not_found_again_in_its_parents(machine, first):
-    """It was read, and then its own record came together with one more child's."""
-    machine.process(100)
-    machine.end(102, 100, recorded=1 * TICK)
-    machine.process(100, charged=10)
-    machine.drain()
-    machine.reaped.read()
-    ends = {100: (100, ROOT), 101: (101, 100)}
-    for pid in (first, *ends.keys() - {first}):
-        machine.end(*ends[pid], recorded=2 * TICK)
-    machine.receive()
-    machine.process(ROOT, charged=10 + 2)
-    for _ in range(3):
-        machine.drain()
-    assert machine.recorded + machine.found.get(1, 0) == 12 * TICK
-
-
-def test_what_a_shell_was_found_to_have_used_goes_with_it_to_its_parent(machine):
-    machine.process(100)
-    machine.end(101, 100, recorded=1 * TICK)
-    machine.process(100, charged=10)
-    machine.drain()
-    assert machine.drain() == {1: 9 * TICK}
-    machine.end(100, ROOT, recorded=1 * TICK)
-    machine.process(ROOT, charged=10 + 3)
-    machine.drain()
-    assert machine.drain() == {1: 2 * TICK}
-
-
-def test_a_maximum_of_processes_is_read_at_once_and_the_others_at_the_next(machine):
-    shells = range(100, 100 + ChildCpuTime.AT_ONCE + 3)
-    for pid in shells:
-        machine.process(pid)
-        machine.end(pid + 1000, pid, recorded=pid * TICK)
-        machine.process(pid, charged=pid + 1)
-    machine.drain()
-    assert machine.drain() == {1: ChildCpuTime.AT_ONCE * TICK}
-    assert machine.drain() == {1: 3 * TICK}
 
 
 def test_whom_a_process_had_waited_for_before_it_came_to_the_job_does_not_count(machine):
@@ -233,21 +163,6 @@ def test_a_process_that_vanished_without_a_record_is_not_found_in_its_parents_wi
     assert machine.drain() == {1: 3 * TICK}, "paid once"
 
 
-def test_a_record_that_was_lost_after_its_process_had_been_read_is_made_up_for_as_well(machine):
-    machine.process(100)
-    machine.end(101, 100, recorded=5 * TICK)
-    machine.process(100, charged=5)
-    for _ in range(2):
-        machine.drain()
-    del machine.stat[100], machine.owner[100]  # no cgroup lists it any more
-    machine.reaped.tick({1})
-    machine.end(102, ROOT, recorded=0)
-    machine.process(ROOT, charged=5 + 1)
-    for _ in range(2):
-        machine.drain()
-    assert machine.found == {1: 1 * TICK}
-
-
 def test_what_was_counted_of_a_task_without_a_record_is_not_found_once_more(machine):
     machine.reaped.owe(1, 4 * TICK)
     machine.end(101, ROOT, recorded=0)
@@ -255,19 +170,6 @@ def test_what_was_counted_of_a_task_without_a_record_is_not_found_once_more(mach
     for _ in range(2):
         machine.drain()
     assert machine.found == {1: (1 + 5 - 4) * TICK}
-
-
-def test_a_record_that_comes_after_its_process_has_vanished_is_as_good(machine):
-    machine.process(100)
-    machine.end(101, 100, recorded=5 * TICK)
-    machine.drain()
-    del machine.stat[100]
-    machine.reaped.read()
-    machine.end(100, ROOT, recorded=1 * TICK)
-    machine.receive()
-    machine.reaped.tick({1})
-    machine.process(ROOT, charged=5 + 2)
-    assert machine.drain() == {1: 1 * TICK}
 
 
 def test_a_parent_of_another_job_keeps_what_it_is_charged_with_for_its_own_job(machine):
@@ -278,97 +180,11 @@ def test_a_parent_of_another_job_keeps_what_it_is_charged_with_for_its_own_job(m
     assert machine.drain() == {2: 3 * TICK}
 
 
-def test_a_parent_of_no_job_is_not_asked(machine):
-    machine.process(5, job=None, charged=50)
-    machine.end(100, 5, recorded=1 * TICK)
-    machine.end(101, 1, recorded=1 * TICK)
-    machine.drain()
-    assert machine.drain() == {}
-
-
-def test_job_0_is_a_job(machine):
-    machine.process(20, job=0)
-    machine.end(100, 20, recorded=1 * TICK, job=0)
-    machine.process(20, job=0, charged=4)
-    machine.drain()
-    assert machine.drain() == {0: 3 * TICK}
-    machine.reaped.tick({0})
-    machine.end(101, 20, recorded=0, job=0)
-    machine.process(20, job=0, charged=5)
-    machine.drain()
-    assert machine.drain() == {0: 1 * TICK}
-
-
-def test_a_job_that_has_gone_is_forgotten_and_its_number_starts_again(machine):
-    machine.end(100, ROOT, recorded=100 * TICK)
-    machine.drain()
-    machine.reaped.owe(1, 100 * TICK)
-    machine.reaped.tick({2})
-    machine.reaped.tick({1})
-    machine.process(ROOT, charged=3, began=START + 50)
-    machine.end(200, ROOT, recorded=1 * TICK)
-    machine.drain()
-    assert machine.drain() == {1: 2 * TICK}
-
-
-def test_a_process_number_that_is_used_again_is_another_process(machine):
-    machine.process(100)
-    machine.end(101, 100, recorded=1 * TICK)
-    machine.process(100, charged=8)
-    machine.drain()
-    machine.drain()
-    machine.end(100, ROOT)
-    machine.drain()
-    machine.process(100)
-    machine.end(102, 100, recorded=1 * TICK)
-    machine.process(100, charged=3)
-    machine.drain()
-    assert machine.drain() == {1: 2 * TICK}
-
-
-def test_parents_of_the_long_ended_are_forgotten(machine):
-    machine.process(100)
-    machine.end(100, ROOT)
-    machine.drain()
-    machine.reaped.tick({1})
-    machine.end(101, 100, recorded=1 * TICK)
-    machine.process(ROOT, charged=4)
-    assert machine.drain() == {1: 3 * TICK}, "a tick later it is known still"
-    machine.drain()
-    machine.reaped.tick({1})
-    machine.reaped.tick({1})
-    machine.end(102, 100, recorded=0)
-    machine.process(ROOT, charged=9)
-    assert machine.drain() == machine.drain() == {}
-
-
-def test_of_too_many_parents_those_that_have_ended_are_forgotten(machine, monkeypatch):
-    monkeypatch.setattr(ChildCpuTime, "MAX_PARENTS", 20)
-    for pid in range(100, 130):
-        machine.process(pid)
-        machine.end(pid + 1000, pid, recorded=1)
-    machine.drain()
-    for pid in range(100, 125):
-        del machine.stat[pid]
-    machine.reaped.tick({1})
-    assert len(machine.reaped._parents) == 5
-
-
 def test_a_name_that_looks_like_fields_is_a_name(machine):
     machine.end(100, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=4, name="a) S 1 (b) 9 9")
     machine.drain()
     assert machine.drain() == {1: 3 * TICK}
-
-
-def test_an_estimate_stands_until_the_parent_is_charged_and_what_is_found_is_what_it_left_out(machine):
-    machine.end(100, ROOT, recorded=1 * TICK, beyond=2 * TICK)
-    machine.process(ROOT, charged=0)
-    assert machine.drain() == machine.drain() == {}
-    machine.process(ROOT, charged=7)
-    machine.end(101, ROOT, recorded=0)
-    machine.drain()
-    assert machine.drain() == {1: (7 - 1 - 2) * TICK}
 
 
 def test_an_estimate_that_was_too_large_is_taken_off_what_is_found_later(machine):
@@ -380,23 +196,6 @@ def test_an_estimate_that_was_too_large_is_taken_off_what_is_found_later(machine
     machine.process(ROOT, charged=3 + 6)
     machine.drain()
     assert machine.drain() == {1: 2 * TICK}, "9 were used, 7 are counted"
-
-
-def test_an_estimate_that_was_too_small_is_made_up_for_and_one_below_nothing_too(machine):
-    machine.end(100, ROOT, recorded=4 * TICK, beyond=-3 * TICK)
-    machine.process(ROOT, charged=5)
-    machine.drain()
-    assert machine.drain() == {1: 4 * TICK}
-
-
-def test_the_estimates_of_a_shell_go_with_it_to_its_parent(machine):
-    machine.process(50)
-    machine.end(100, 50, recorded=1 * TICK, beyond=1 * TICK)
-    machine.drain()
-    machine.end(50, ROOT, recorded=1 * TICK, beyond=1 * TICK)
-    machine.process(ROOT, charged=9)
-    machine.drain()
-    assert machine.drain() == {1: (9 - 4) * TICK}
 
 
 LOST = 5

@@ -1,22 +1,16 @@
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from colmet.common.errors import BackendUnavailable
-from colmet.node.system import clib
-from tests.support.place import cannot_run, require_programs
+from colmet.node.kernel import clib
+from tests.support.place import require_programs
 
-ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "LIB_MADE_UP_PATH"
 ABI = 7
-AGENT = ("node", "common")  # packages
 
 
 def build(folder, text):
@@ -96,58 +90,3 @@ def test_a_built_one_of_another_colmet_says_so(backends):
     build(backends / "lib_made_up", source(ABI - 1, 1))
     with pytest.raises(BackendUnavailable, match=f"speaks ABI {ABI - 1}.*builds it"):
         load()
-
-
-# -- the installed package --
-
-
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """A clean copy of the source of the agent, which has the libraries, without anything that was built in it."""
-    top = tmp_path_factory.mktemp("source")
-    others = [path.name for path in (ROOT / "colmet").iterdir() if path.is_dir() and path.name not in AGENT]
-    leave = shutil.ignore_patterns("*.so", "test_sanitized", "test_plain", "__pycache__", *others)
-    shutil.copytree(ROOT / "colmet", top / "colmet", ignore=leave)
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "Makefile"):
-        shutil.copy(ROOT / name, top)
-    for path in ROOT.glob("requirements*.txt"):
-        shutil.copy(path, top)
-    return top
-
-
-def pip(copy, *arguments, **environment):
-    command = [sys.executable, "-m", "pip", "-v", "--disable-pip-version-check", "--no-input", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=copy,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
-    )
-    if "No module named pip" in done.stdout:
-        cannot_run("no pip")
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_an_installed_package_has_the_libraries_and_finds_them(copy, tmp_path):
-    pip(copy, "wheel", "--no-deps", "-w", str(tmp_path / "wheels"), ".")
-    (wheel,) = (tmp_path / "wheels").iterdir()
-    assert "linux" in wheel.name and not wheel.name.endswith("-any.whl")
-    pip(copy, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel))
-    made = [path.parent.name for path in (ROOT / "colmet/node/backends").glob("lib_*/Makefile")]
-    assert made
-    for name in made:
-        folder = tmp_path / "site/colmet/node/backends" / name
-        assert (folder / f"{name}.so").is_file() and (folder / "Makefile").is_file()
-    said = subprocess.run(
-        [sys.executable, "-c", "from colmet.node.system import clib; print(clib.load('lib_perf_hw', 2, 'NONE')._name)"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-    )
-    assert said.stdout.strip() == str(tmp_path / "site/colmet/node/backends/lib_perf_hw/lib_perf_hw.so"), said.stderr
-    assert not list((copy / "colmet").rglob("*.so"))  # the source stays as it was

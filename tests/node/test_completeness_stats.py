@@ -9,13 +9,10 @@ import pytest
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host
-from colmet.common.schema import Batch, Sample, Table
-from colmet.common.wire import ENCODERS, Decoder
-from colmet.node import main
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.common.schema import Batch, Sample
+from colmet.node import agent_tables, main
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import Dropped, Spool
-from colmet.node.selfmetrics import completeness
 from tests.support.made_up_backend import SCHEMA as FAKE
 from tests.support.made_up_backend import Fake, make_agent, raising
 from tests.support.made_up_node import JOBS, NODE, PERIOD, START, Node
@@ -47,11 +44,11 @@ def test_an_account_comes_with_the_first_batch_then_once_a_period():
 
 
 def test_what_became_of_batches_is_what_the_spool_says():
-    said = completeness.DeliveryTotals(
+    said = agent_tables.DeliveryTotals(
         {"sent": 9, "acknowledged": 7}, {NODE.name: {"sent": 5, "acknowledged": 4, "dropped": 1}}, (), 2
     )
     node = Node()
-    node.completeness = completeness.CompletenessStats(lambda: said)
+    node.completeness = agent_tables.CompletenessStats(lambda: said)
     node.tick()
     all_of_it = accounts(node.arrived[0])
     columns = ("sent", "acknowledged", "dropped", "duplicate")
@@ -63,13 +60,13 @@ def test_a_gap_is_reported_once_and_again_when_it_has_grown():
     node = Node(ledger_s=0)
     node.tick()
     for expected in ([(1, 1)], [(1, 2)], [(1, 3)]):
-        node.tick(missed=completeness.FAILED)
+        node.tick(missed=agent_tables.FAILED)
         rows = rows_of(node.arrived[-1], "gaps_default")
         assert [(row["last"] - row["first"] >= 0, row["samples"]) for row in rows] == [(True, n) for _, n in expected]
         assert {row["first"] for row in rows} == {START + PERIOD}
     node.tick()
     assert not rows_of(node.arrived[-1], "gaps_default")
-    node.tick(missed=completeness.FAILED)
+    node.tick(missed=agent_tables.FAILED)
     (row,) = rows_of(node.arrived[-1], "gaps_default")
     assert (row["why"], row["first"], row["samples"]) == (b"failed", START + 5 * PERIOD, 1)
 
@@ -101,16 +98,16 @@ def test_gaps_that_alternate_with_samples_are_reported_in_bounded_number():
     node.tick()
     for _ in range(500):
         node.tick()
-        node.tick(missed=completeness.LATE)
+        node.tick(missed=agent_tables.LATE)
     node.tick(ends=True)
     rows = rows_of(node.arrived[-1], "gaps_default")
-    assert len(rows) == completeness.MAX_GAPS and sum(row["samples"] for row in rows) == 500
+    assert len(rows) == agent_tables.MAX_GAPS and sum(row["samples"] for row in rows) == 500
     assert accounts(node.arrived[-1])[NODE.name]["late"] == 500
     assert accounts(node.arrived[-1])[NODE.name]["is_last"] == 1
 
 
 def with_ledger(agent):
-    agent._completeness = completeness.CompletenessStats(lambda: completeness.DeliveryTotals({}, {}, (), 0))
+    agent._completeness = agent_tables.CompletenessStats(lambda: agent_tables.DeliveryTotals({}, {}, (), 0))
     return agent
 
 
@@ -181,19 +178,6 @@ def test_a_measurement_that_has_not_ended_is_late(fake):
     agent.close()
 
 
-@pytest.mark.parametrize("wire", ENCODERS)
-def test_a_collector_of_06_gets_what_it_knows(wire):
-    node = Node()
-    table = Table.from_samples(NODE, START * 10**9, [Sample(0, {"load": 1})])
-    plain = Batch("n", 1, 1, START * 10**9, (), (table,))
-    message = ENCODERS[wire](node.completeness.add(plain, PERIOD))
-    if wire == "colmet06":
-        assert message == ENCODERS[wire](plain)
-    else:
-        (batch,) = Decoder().decode(message).batches
-        assert accounts(batch)[NODE.name]["taken"] == 1
-
-
 def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     directory = str(tmp_path / "spool")
 
@@ -215,7 +199,7 @@ def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     queue.outbox.sent((2, 0))
     kept = main.open_completeness(5.0, queue, [])
     delivery = kept._delivery()
-    assert queue.acknowledged == 4 and queue.dropped == 1, "all, for the log"
+    assert queue.outbox.acknowledged == 4 and queue.dropped == 1, "all, for the log"
     assert dict(delivery.batches) == {"taken": 1, "sent": 1, "acknowledged": 0, "dropped": 0}
     earlier.close()
     queue.outbox.close()

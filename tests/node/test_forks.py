@@ -12,10 +12,9 @@ import time
 import pytest
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.host.host import Host
-from colmet.node.kernel import forks
-from colmet.node.kernel.forks import ForkEvents
+from colmet.node.kernel import task_source
 from colmet.node.kernel.netlink import Inbox
+from colmet.node.kernel.task_source import ForkEvents
 from tests.support.place import skip_refused
 
 FORK, EXEC, EXIT, NONE = 0x1, 0x2, 0x80000000, 0
@@ -72,7 +71,7 @@ class FakeSocket:
 
 @pytest.fixture
 def listen(monkeypatch):
-    monkeypatch.setattr(forks, "NetlinkSocket", FakeSocket)
+    monkeypatch.setattr(task_source, "NetlinkSocket", FakeSocket)
     FakeSocket.answer = event(NONE, 0)
     made = []
 
@@ -87,13 +86,6 @@ def listen(monkeypatch):
     assert FakeSocket.made.closed
 
 
-def test_it_asks_the_kernel_for_events(listen):
-    listen()
-    assert FakeSocket.made.sent[16:] == struct.pack("=IIIIHHI", 1, 1, 0, 0, 4, 0, 1)
-    assert struct.unpack_from("=IHHII", FakeSocket.made.sent) == (40, 3, 0, 0, os.getpid())
-    assert FakeSocket.made.program and FakeSocket.made.buffer == ForkEvents.BUFFER_BYTES
-
-
 def test_forks_are_reported_in_their_order_however_many_there_are(listen):
     events, kernel = listen()
     assert events.receive().shape == (0, 4)
@@ -103,19 +95,6 @@ def test_forks_are_reported_in_their_order_however_many_there_are(listen):
     assert events.receive().tolist() == sent
     assert (events.events, events.overflows) == (11, 0)
     assert events.receive().shape == (0, 4)
-
-
-def test_a_message_that_is_too_short_is_left_out_and_not_read_as_the_one_before_it(listen):
-    events, kernel = listen()
-    kernel.send(event(FORK, 1, 1, 2, 2))
-    events.receive()
-    kernel.send(event(FORK, 1, 1, 3))
-    kernel.send(event(FORK, 1, 1, 4, 4))
-    kernel.send(b"x" * 20)
-    assert events.receive().tolist() == [[1, 1, 4, 4]]
-    kernel.send(event(FORK, 1, 1, 3))
-    assert events.receive().shape == (0, 4)
-    assert events.events == 2
 
 
 def test_a_full_buffer_is_counted_and_what_is_queued_still_comes(listen):
@@ -138,15 +117,6 @@ def test_a_kernel_that_does_not_tell_or_refuses_is_unavailable_and_leaves_no_soc
     with pytest.raises(BackendUnavailable, match=text):
         listen()
     assert FakeSocket.made.closed
-
-
-def test_another_network_namespace_is_named(listen, monkeypatch):
-    def refuse(self, data):
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-
-    monkeypatch.setattr(FakeSocket, "send", refuse)
-    with pytest.raises(BackendUnavailable, match="reports no forks in this network namespace"):
-        listen()
 
 
 # On the running kernel
@@ -222,45 +192,3 @@ def test_live_a_child_of_a_thread_names_the_thread(events):
     tid, child = ids
     found = received(events, [child.pid])
     assert [numbers for numbers in found if numbers[2] == child.pid] == [[tid, os.getpid(), child.pid, child.pid]]
-
-
-@pytest.mark.live
-def test_live_outside_of_the_first_pid_namespace_they_are_unavailable(root):
-    code = (
-        "from colmet.node.kernel.forks import ForkEvents\n"
-        "from colmet.node.kernel.netlink import Inbox\n"
-        "from colmet.common.errors import BackendUnavailable\n"
-        "try: ForkEvents(Inbox(4, 256)); print('open')\n"
-        "except BackendUnavailable as err: print('unavailable', err)\n"
-    )
-    command = ["unshare", "--pid", "--fork", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "unshare" in done.stderr:
-        skip_refused("no process namespace is allowed")
-    assert done.stdout.startswith("unavailable"), done.stdout + done.stderr
-
-
-def test_a_backend_without_fork_events_listens_to_ends_all_the_same_and_warns_once(monkeypatch, caplog):
-    from colmet.node.backends.taskstats import TaskstatsBackend
-    from colmet.node.kernel import task_source
-
-    class Exits:
-        fd = 99
-
-        def __init__(self, *_):
-            pass
-
-    def refuse(inbox):
-        raise BackendUnavailable("no CONFIG_PROC_EVENTS")
-
-    class Client:
-        inbox = None
-
-    monkeypatch.setattr(task_source, "ExitRecords", Exits)
-    monkeypatch.setattr(task_source, "ForkEvents", refuse)
-    backend = TaskstatsBackend(Host())
-    for _ in range(2):
-        backend._source.client = Client
-        backend._listen()
-    assert backend.fd == 99
-    assert caplog.text.count("attributed by their parents alone: no CONFIG_PROC_EVENTS") == 1

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.startup import load
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.host.host import Host
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from tests.support.direct import Direct
 from tests.support.place import skip_refused

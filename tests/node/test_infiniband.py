@@ -8,10 +8,7 @@ import pytest
 
 from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable
-from colmet.common.schema import Batch, Table
-from colmet.common.wire import Decoder, colmet06, v1
 from colmet.node.backends.infiniband import (
-    MAX_PORTS,
     PORTS,
     SCHEMA,
     InfinibandBackend,
@@ -45,17 +42,6 @@ def opened(fake, *options):
 
 def in_file(fake, path):
     return int((fake.path / path.lstrip("/")).read_text())
-
-
-def test_ports_beyond_the_bound_are_reported_and_in_no_sum(fake, caplog):
-    for number in range(MAX_PORTS + 3):
-        fake.write(f"{MLX5.format(number)}/state", "4: ACTIVE\n")
-        fake.write(f"{MLX5.format(number)}/counters/port_xmit_packets", "10\n")
-    backend = opened(fake)
-    total, ports = rows(backend)
-    rows(backend)
-    assert total["portXmitPkts"] == 10 * MAX_PORTS and len(ports) == MAX_PORTS
-    assert caplog.text.count(f"{MAX_PORTS + 3} ports, and {MAX_PORTS} are measured") == 1
 
 
 def test_two_ports_are_reported_each_and_summed(fake):
@@ -211,27 +197,3 @@ def test_no_fabric_is_reported_with_the_remedy(fake, made):
         backend.open()
     backend.close()
     backend.close()
-
-
-# -- to the file --
-
-
-def test_both_tables_reach_hdf5_and_06_gets_its_own(fake, tmp_path):
-    from tests.support.hdf5_files import stored
-    from tests.support.hdf5_writer import write_once
-
-    fake.tree("infiniband-mlx5")
-    samples = list(opened(fake).sample([]))
-    time_ns = 1_700_000_000 * 10**9
-    tables = (Table.from_samples(SCHEMA, time_ns, samples[:1]), Table.from_samples(PORTS, time_ns, samples[1:]))
-    batch = Batch("dahu-7", 1, 1, time_ns, (17,), tables)
-    decoded = Decoder().decode(v1.encode(batch)).batches
-    write_once(tmp_path / "v1.hdf5", decoded)
-    totals = stored(tmp_path / "v1.hdf5", "/job_0/infinibandstats_default")
-    assert {name: totals[name].item() for name in SCHEMA.names} == samples[0].values
-    ports = stored(tmp_path / "v1.hdf5", "/job_0/infinibandports_default")
-    assert ports["port"].tolist() == [b"mlx5_0/1", b"mlx5_1/1"]
-    assert ports["link_downed"].tolist() == [1, 0]
-    (old,) = colmet06.decode(colmet06.encode(batch))
-    assert [table.schema.name for table in old.tables] == ["infinibandstats_default"]
-    assert next(iter(old.tables[0].samples())).values == samples[0].values

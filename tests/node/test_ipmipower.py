@@ -17,11 +17,8 @@ from colmet.node.backends.ipmipower import (
     SCHEMA,
     IpmipowerBackend,
     NoPower,
-    Sensor,
     parse,
-    parse_sensors,
     secrets,
-    watts,
 )
 
 DATA = Path(__file__).parents[1] / "data/ipmi"
@@ -121,22 +118,6 @@ def test_a_bmc_that_does_not_measure_has_no_power(text, state):
 def test_an_answer_of_another_form_is_refused(text):
     with pytest.raises(ValueError, match=r"\S"):
         parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("1000000 W", 1_000_000), ("0.4 W", 0), ("206.6 watts", 207), ("NA", None)]
-)
-def test_powers_are_whole_watts_within_bounds(text, value):
-    assert watts(text) == value
-
-
-def test_sensors_in_watts_are_distinguished_from_the_others():
-    wanted = {"commas": Sensor(2, "Pwr Consumption", 240), "table": Sensor(2, "Pwr Consumption", 240)}
-    for name, sensor in wanted.items():
-        assert parse_sensors(recorded(f"ipmi-sensors-{name}")) == [sensor]
-    assert parse_sensors(recorded("ipmitool-sdr-list")) == [Sensor(0, "Pwr Consumption", 240)]
-    assert parse_sensors("7,Power Meter,Other,N/A,W,N/A\n") == [Sensor(7, "Power Meter", None)]
-    assert parse_sensors("x,Power Meter,Other,5,W,'OK'\n9,a,b,5.00,W\n\n,,,,,\n||\n") == []
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from colmet.common.host.host import Host
-from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
-from colmet.node.jobs.source import FULL_WALK_S, JobScan, JobSource
-from colmet.node.jobs.watches import Directories
-from tests.support.machine import CgroupRoot, cgroup_mount
+from colmet.node.jobs.source import FULL_WALK_S, MAX_DEPTH, MAX_GROUPS, JobScan, JobSource
+from tests.support.machine import CgroupRoot
 from tests.support.place import skip_refused
 from tests.support.waiting import Clock
 
@@ -151,18 +149,6 @@ def test_slurm_jobs_of_v1_have_the_tasks_of_one_hierarchy_leaves_and_inner_direc
     assert jobs[0].directory("memory") == "/sys/fs/cgroup/memory/slurm_vm/uid_0/job_1"
 
 
-def test_a_slurm_job_stays_the_same_when_its_better_hierarchy_comes_later(machine):
-    machine.mount(HYBRID)
-    captured_slurm(machine, ("freezer",))
-    source = machine.source()
-    before = source.scan().jobs
-    captured_slurm(machine, ("cpuset",))
-    assert source.scan().jobs == before
-    assert before[0].tids() == [25900, 25909, 25920, 25921]
-    assert before[0].cgroups[0].startswith("/sys/fs/cgroup/cpuset/")
-    assert (source.started, source.ended) == (2, 0)
-
-
 def test_slurm_jobs_of_v2_are_found_under_one_slurmd_and_several(machine):
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/job_9/step_0/user/task_0", [31])
@@ -181,16 +167,6 @@ def test_slurm_jobs_of_v2_are_found_under_one_slurmd_and_several(machine):
     machine.remove(f"{SCOPE}/job_9/step_1/user/task_0")
     source.scan()
     assert nine.tids() == [30, 31]
-
-
-def test_all_layouts_are_looked_for_in_every_mount_of_a_hybrid_machine(machine):
-    machine.mount(HYBRID)
-    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
-    machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice", [2])
-    machine.group("/sys/fs/cgroup/cpuset/slurm/uid_5/job_3", [3], unified=False)
-    machine.group("/sys/fs/cgroup/unified/system.slice/slurmstepd.scope/job_4", [4])
-    jobs = machine.source().scan().jobs
-    assert [(job.id, job.tids()) for job in jobs] == [(1, [1]), (2, [2]), (3, [3]), (4, [4])]
 
 
 def test_an_id_that_two_layouts_have_is_that_of_the_first_and_is_reported_once(machine, caplog):
@@ -304,18 +280,6 @@ def test_environments_that_disagree_or_claim_anothers_id_say_nothing(machine):
     machine.process(501, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
     (same,) = machine.full_look(source)
     assert same is job and job.tids() == [600, 601], "although that directory's name comes later"
-
-
-def test_who_was_known_first_keeps_an_id_that_only_environments_tell(machine):
-    machine.mount(PURE_V2)
-    first = "s" + "Z" * 13
-    sluid_job(machine, first, uid=1000, pid=600)
-    machine.process(600, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
-    source = machine.source()
-    (job,) = source.scan().jobs
-    sluid_job(machine, uid=1000)
-    machine.process(500, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
-    assert machine.full_look(source) == [job] and job.tids() == [600, 601]
 
 
 def test_mounts_that_come_later_are_looked_at(machine):
@@ -571,38 +535,6 @@ def test_v2_files_stay_open_while_their_directory_is_there(machine):
     assert host.kept == kept - 4
 
 
-@pytest.mark.slow
-def test_nothing_is_left_of_2_000_jobs_that_come_and_go(machine):
-    machine.mount(HYBRID)
-    source = machine.source()
-    machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice")
-    source.scan()
-    watches, kept = source._directories.watched, machine.fake.host.kept
-    base = machine.fake.path / "sys/fs/cgroup/unified/oar.slice"
-    for start in range(1, 2_001, 100):
-        for n in range(start, start + 100):
-            job = base / f"oar-u1-j{n}.slice"
-            (job / "step").mkdir(parents=True)
-            (job / "step/cgroup.threads").write_text("1\n")
-        jobs = source.scan().jobs
-        assert len(jobs) == 100 and all(job.tids() == [1] for job in jobs)
-        assert source._directories.watched == watches + 200
-        for n in range(start, start + 100):
-            job = base / f"oar-u1-j{n}.slice"
-            (job / "step/cgroup.threads").unlink()
-            (job / "step").rmdir()
-            job.rmdir()
-        scan = source.scan()
-        assert scan.jobs == [] and len(scan.ended) == 100
-    assert source.started == source.ended == 2_000
-    directories = source._directories
-    assert (directories.watched, machine.fake.host.kept) == (watches, kept)
-    assert len(directories._entries) <= watches + 1 and len(directories._manager.watches) == watches
-    assert not (
-        source._keys or source._owners or source._finder._too_many or directories.changed or directories.removed
-    )
-
-
 def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplog):
     import pyinotify
 
@@ -617,29 +549,6 @@ def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplo
     machine.group("/sys/fs/cgroup/oar.slice/oar-u1-j2.slice", [1])
     assert ids(source.scan().jobs) == [(2, "1")]
     assert "max_user_watches" in caplog.text
-
-
-def test_one_directory_under_two_paths_has_one_watch_and_reports_both(fake):
-    """As with two mounts of one hierarchy."""
-    fake.mkdir("/a/x")
-    (fake.path / "b").symlink_to("a")
-    directories = Directories(fake.host)
-    directories.begin()
-    assert directories.names("/a", tasks=True) == directories.names("/b") == ("x",)
-    directories.end()
-    fake.write("/a/tasks", "1")
-    fake.mkdir("/a/y")
-    directories.drain()
-    assert directories.changed == {"/a"} and directories.watched == 1
-    directories.begin()
-    assert directories.names("/b") == ("x", "y")
-    directories.end()
-    assert directories.watched == 1
-    directories.begin()
-    directories.end()
-    assert directories.watched == 0
-    directories.close()
-    directories.close()
 
 
 class UnifiedRoot:
@@ -722,7 +631,7 @@ def test_live_changes_are_reported_for_moved_tasks_steps_and_on_v2_for_groups_th
         (step / "cgroup.procs").write_text(str(process.pid))
         assert source.scan().changed == [job]
         assert job.tids() == [process.pid] and len(job.cgroups) == 2
-        watched = source._directories.watched
+        watched = len(source._directories._paths)
         if version == 2:
             time.sleep(0.2)  # so that what the kernel says of the moves is not taken for what it says of the end
             source.scan()
@@ -736,53 +645,10 @@ def test_live_changes_are_reported_for_moved_tasks_steps_and_on_v2_for_groups_th
         CgroupRoot.remove(step)
         CgroupRoot.remove(group)
         assert source.scan() == JobScan([], [], [job])
-        assert source._directories.watched == watched - 2, "no watch stays on directories that are gone"
+        assert len(source._directories._paths) == watched - 2, "no watch stays on directories that are gone"
     finally:
         process.kill()
         process.wait()
-        source.close()
-
-
-@pytest.mark.live
-def test_live_a_named_root_that_is_removed_and_made_again_is_noticed(unified):
-    """The kernel does not tell of the end of a watched cgroup but in the directory above it."""
-    path = unified.path / "root"
-    path.mkdir()
-    source = JobSource(Host(), [str(path)], compile_patterns([DEFAULT_PATTERN]))
-    try:
-        (path / "bob_1").mkdir()
-        (before,) = source.scan().jobs
-        (path / "bob_1").rmdir()
-        path.rmdir()
-        path.mkdir()
-        (path / "bob_1").mkdir()
-        (after,) = source.scan().jobs
-        assert after is not before and after.identity != before.identity
-        (path / "bob_2").mkdir()
-        assert select.select([source.fd], [], [], 5)[0]
-        assert len(source.scan().jobs) == 2
-    finally:
-        source.close()
-        for name in ("bob_1", "bob_2", ""):
-            CgroupRoot.remove(path / name)
-
-
-@pytest.mark.live
-def test_live_layouts_are_found_on_this_machine_without_any_option(unified):
-    """A made-up Slurm and OAR 3, in the real hierarchies, beside whatever else is there."""
-    point = unified.path.parent
-    number = 2_000_000_000 + os.getpid()
-    if not (point / "oar.slice").exists():
-        unified.make(point / "oar.slice")
-    source = JobSource(Host(), [], compile_patterns([DEFAULT_PATTERN]))
-    try:
-        source.scan()
-        group = unified.make(point / "oar.slice" / f"oar-u0-j{number}.slice")
-        process = unified.start(unified.make(group / "inner.scope"))
-        job = next(job for job in source.scan().jobs if job.id == number)
-        assert job.tids() == job.pids() == [process.pid]
-        assert job.witnessed and job.user == "0"
-    finally:
         source.close()
 
 
@@ -831,49 +697,3 @@ def test_a_job_made_again_is_another_one_also_where_inode_numbers_are_used_again
     machine.group(f"{SCOPE}/job_1", [2])
     scan = source.scan()
     assert scan.jobs != [before] and scan.ended == [before]
-
-
-def test_a_mount_that_covers_a_root_makes_nobody_a_witness(machine):
-    root = "/sys/fs/cgroup/cpuset/oar"
-    machine.fake.mkdir(root)
-    source = machine.source(root)
-    assert source.scan().jobs == []
-    machine.mount(HYBRID)
-    machine.group(f"{root}/bob_1", unified=False)
-    (job,) = machine.full_look(source)
-    assert not job.witnessed
-    machine.group(f"{root}/bob_2", unified=False)
-    assert [job.witnessed for job in source.scan().jobs] == [False, True]
-
-
-@pytest.mark.live
-def test_live_an_oar_2_job_is_found_in_cpuset_and_its_directory_in_cpuacct(cgroups):
-    if cgroup_mount("cpuset") is None or cgroups.cpuacct is None:
-        skip_refused("no cgroup v1 cpuset and cpuacct")
-    name = f"colmet.t@x_y_{2_000_000_000 + os.getpid()}"
-    groups = []
-    for controller in ("cpuset", "cpuacct"):
-        oar = cgroup_mount(controller) / "oar"
-        if not oar.exists():
-            cgroups.make(oar)
-        groups.append(oar / name)
-    source = JobSource(Host(), [], compile_patterns([DEFAULT_PATTERN]))
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        source.scan()
-        for group in groups:
-            cgroups.make(group)
-            (group / "cgroup.procs").write_text(str(process.pid))
-        (job,) = [job for job in source.scan().jobs if job.id == int(name.rpartition("_")[2])]
-        assert job.user == "colmet.t@x_y" and job.witnessed
-        assert job.tids() == job.pids() == [process.pid]
-        assert job.directory("cpuacct") == str(groups[1]) and job.directory("cpuset") == str(groups[0])
-        assert job.directory("unified") is None
-        source.scan()
-        (groups[0].parent.parent / "cgroup.procs").write_text(str(process.pid))
-        (groups[0] / "tasks").write_text(str(process.pid))
-        assert source.scan().changed == [job], "a write to tasks counts as well"
-    finally:
-        process.kill()
-        process.wait()
-        source.close()

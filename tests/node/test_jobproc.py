@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -431,30 +430,6 @@ def test_live_eight_threads_that_write_5_mb_count_5_mb_and_memory_once(backend, 
 
 
 @pytest.mark.live
-def test_live_children_that_were_waited_for_are_counted_once(backend, tmp_path):
-    code = "import os,sys\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
-    code += "pid = os.fork()\n"
-    code += "if pid == 0:\n    os.write(fd, bytes(3000000)); os.write(1, b'w'); sys.stdin.read(1); os._exit(0)\n"
-    code += "os.waitpid(pid, 0); os.write(1, b'e'); sys.stdin.read()"
-    command = [sys.executable, "-S", "-u", "-c", code, str(tmp_path / "f")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout.read(1) == b"w"
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            job = Job(Host(), 1, pids=[process.pid, *map(int, children)])
-            (before,) = backend.sample([job])
-            assert before.values["wchar"] == 3_000_001
-            process.stdin.write(b"x")
-            process.stdin.flush()
-            assert process.stdout.read(1) == b"e"
-            job.forget_tasks()
-            (after,) = backend.sample([job])
-            assert after.values["wchar"] == 3_000_002
-        finally:
-            process.kill()
-
-
-@pytest.mark.live
 def test_live_a_child_that_is_waited_for_late_is_counted_once(backend, cgroups, tmp_path):
     """Meanwhile it is a zombie, which its cgroup does not list, and then its parent gets its I/O."""
     group = cgroups.job("bob_1")
@@ -488,21 +463,3 @@ def test_live_a_child_that_is_waited_for_late_is_counted_once(backend, cgroups, 
     assert written() == before + 1
     os.close(read)
     os.close(write)
-
-
-@pytest.mark.live
-def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
-    def kept():
-        links = []
-        for fd in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        return sum(link.startswith(f"/proc/{process.pid}/") for link in links)
-
-    for _ in range(20):
-        with subprocess.Popen(["sleep", "60"]) as process:
-            list(backend.sample([Job(Host(), 1, pids=[process.pid])]))
-            assert kept() == 4
-            process.kill()
-        list(backend.sample([]))
-        assert kept() == 0

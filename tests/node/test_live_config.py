@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.common.config.reload import Settings, at_once
-from colmet.common.daemon import control
+from colmet.common.config.configuration import Settings, at_once
 from colmet.common.daemon.control import Control, Errands
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.transport import Push
 from colmet.common.wire.control import decode_answer, decode_request, encode
-from colmet.node import live_config, rust_configuration
+from colmet.node import live_config
 from colmet.node.live_config import Remote, change, parse
 
 RUST = (Path(__file__).parents[1] / "data/control/reconfigure.bin").read_bytes()
@@ -118,12 +117,6 @@ def test_what_this_node_cannot_do_is_refused_and_the_rest_is_done(node, why, cap
         change(node.settings, parse({"metrics": "cache_ll"}))
 
 
-def test_what_is_so_already_is_named_apart():
-    node = Node("instructions")
-    answer = change(node.settings, parse({"sample_period": "5", "metrics": "instructions:-1:-1"}))
-    assert answer["changed"] == {} and answer["unchanged"] == ["sample_period", "metrics"] and node.taken == []
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["sample_period", "metrics", "perfhw_metrics", "command", "x"]),
@@ -179,18 +172,6 @@ def test_the_change_is_made_by_the_main_thread_and_answered(served):
     )
 
 
-def test_a_main_thread_that_is_busy_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(control, "ERRAND_S", 0.05)
-    node = Node()
-    with Errands() as errands:
-        monkeypatch.setattr(errands, "call", lambda function: Errands.call(errands, function, 0.05))
-        handle = live_config.handler(node.settings, errands)
-        with pytest.raises(Refused, match=r"did not do it within 0.05 s; it will not do it later either"):
-            handle({"sample_period": "1"})
-        errands.serve()
-    assert node.taken == []
-
-
 def test_a_collector_that_has_not_proved_who_it_is_changes_nothing(served, caplog):
     asked, node = served
     remote = Remote(asked, is_known=False)
@@ -218,7 +199,7 @@ def test_a_collector_that_is_known_changes_what_it_may_and_asks_nothing_else(ser
 def pushed(served):
     """What a sender of the Rust node does: connect, push, and go."""
     asked, node = served
-    port = rust_configuration.RustPort("tcp://127.0.0.1:*", asked)
+    port = live_config.RustPort("tcp://127.0.0.1:*", asked)
     port.start()
     push = Push(port.uri, 10, 5000)
 
@@ -261,9 +242,9 @@ def test_whatever_else_is_pushed_changes_nothing_and_is_counted(pushed, caplog):
 
 def test_a_port_of_another_program_is_left_to_it(served, caplog):
     asked, _ = served
-    port = rust_configuration.RustPort("tcp://127.0.0.1:*", asked)
+    port = live_config.RustPort("tcp://127.0.0.1:*", asked)
     assert "any user of this machine can change the sample period" in caplog.text
     with pytest.raises(ConfigError, match=r"--enable-rust-configuration tcp://127.0.0.1:\d+: Address already in use"):
-        rust_configuration.RustPort(port.uri, asked)
+        live_config.RustPort(port.uri, asked)
     port.close()
     port.close()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
-import time
 
 import pytest
 
-from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, SCHEMA, NvidiaBackend
-from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.gpus.allocation import Devices, parse_devices, parse_resources
 from colmet.node.gpus.nvml import RENEW_S
 from colmet.node.jobs.job import Job
@@ -513,48 +510,6 @@ def test_a_node_without_any_of_it_gets_the_remedy(fake, monkeypatch):
         NvidiaBackend(fake.host).open()
 
 
-def test_a_driver_that_hangs_holds_up_no_tick(fake, monkeypatch, caplog):
-    nvml, released = Replay("t4"), threading.Event()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    real = nvml.nvmlDeviceGetHandleByIndex
-
-    def hang(index):
-        released.wait(60)
-        return real(index)
-
-    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", hang, raising=False)
-    clock = Clock()
-    backend = NvidiaBackend(fake.host)
-    beside = BackgroundBackend(backend, clock)
-    beside_opened(beside)
-    assert list(beside.sample([])) == []  # starts the thread that hangs
-    threads = threading.active_count()
-    started = time.monotonic()
-    for _ in range(49):
-        clock.now += 1
-        assert list(beside.sample([])) == []
-    assert time.monotonic() - started < 5 and threading.active_count() == threads
-    assert beside.counters()["left_out"] == 49 and "does not answer" in caplog.text
-    released.set()
-    until = time.monotonic() + 30
-    while time.monotonic() < until and not (rows := list(beside.sample([]))):
-        time.sleep(0.01)
-    assert [row.schema for row in rows] == [GPUS]
-    beside.close()
-    beside.join(30)
-    assert not nvml.is_on
-
-
-def beside_opened(beside):
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        try:
-            return beside.open()
-        except NotYet:
-            time.sleep(0.005)
-    raise AssertionError("it does not open")
-
-
 # -- through nvidia-smi --
 
 SECOND = V100.replace("0, GPU-5a10d111-aaaa", "1, GPU-6b10d111-bbbb").replace("43.61", "[Unknown Error]")
@@ -711,12 +666,3 @@ def test_a_process_that_cannot_be_read_leaves_the_gpus_and_no_wrong_number(smi, 
     assert all(row["temperature"] == 36 for row in rows.values())
     assert caplog.text.count(line) == 1
     assert machine.backend.counters()["part_failures"] == 1
-
-
-def test_nvidia_smi_that_hangs_is_killed(smi, fake, monkeypatch):
-    monkeypatch.setattr("colmet.node.gpus.smi.DEADLINE_S", 0.3)
-    machine = Node(fake)
-    machine.backend.open()
-    fake.write("/hangs", "")
-    with pytest.raises(CommandFailed, match="killed"):
-        machine.sample()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 
-from colmet.node.delivery import outbox as module
 from colmet.node.delivery.outbox import DeliveryStats
 
 SETS = [("a",), ("a", "b"), (), ("b", "c")]
@@ -30,14 +29,3 @@ def test_what_becomes_of_batches_is_counted_by_table():
     stats.count("dropped", 1901, 1999)
     assert stats.by_table() == expected
     assert stats.totals() == {"taken": 1999, "sent": 1500, "acknowledged": 1234, "dropped": 99}
-
-
-def test_a_long_count_of_the_same_tables_needs_no_memory_and_neither_do_very_many_sets():
-    stats = DeliveryStats()
-    for number in range(100_000):
-        stats.take(number, ("a",))
-    assert len(stats._firsts) == 1
-    for number in range(100_000, 103_000):
-        stats.take(number, (f"t{number}",))
-        stats.forget(number)
-    assert len(stats._firsts) < 100 and len(stats._kinds) == module.MAX_KINDS

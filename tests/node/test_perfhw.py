@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
-import select
 import shutil
 import subprocess
 import time
@@ -19,15 +17,12 @@ from colmet.common.host.host import Host
 from colmet.node.backends import perfhw
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.jobs.job import Job
-from colmet.node.kernel import perfcounters
-from colmet.node.kernel.perfcounters import scaled
-from colmet.node.kernel.perfevents import NAMES_06
-from colmet.node.system import clib
-from tests.support.daemons import Daemon
-from tests.support.machine import cgroup_mount, fork, open_files
+from colmet.node.kernel import clib, perfevents
+from colmet.node.kernel.perfevents import NAMES_06, scaled
+from colmet.node.kernel.perfjobs import PerfPlaces
+from tests.support.machine import cgroup_mount
 from tests.support.perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs
 from tests.support.place import require_programs, skip_refused
-from tests.support.waiting import free_port
 
 V1 = "/sys/fs/cgroup/perf_event"
 
@@ -76,10 +71,6 @@ def test_an_event_that_is_not_written_as_one_is_refused(fake):
 def test_every_name_of_06_is_taken(fake):
     for name in NAMES_06:
         assert PerfhwBackend.from_options(options("--enable-perfhw", "--perfhw-list", name), fake.host)
-
-
-def test_an_event_that_other_nodes_may_have_is_no_error(fake):
-    assert PerfhwBackend.from_options(options("--enable-perfhw", "--perfhw-list", "cbox_0/llc/"), fake.host)
 
 
 def test_names_of_the_columns_and_the_file_as_06_wrote_it(fake):
@@ -147,8 +138,8 @@ def made_up(fake, monkeypatch):
     fake.write("/sys/devices/system/cpu/online", "0-7\n")
     (fake.path / V1[1:]).mkdir(parents=True)
     kind = type("Counters", (MadeUp,), {"made": []})
-    monkeypatch.setattr(perfcounters, "EventCounters", kind)
-    monkeypatch.setattr(perfcounters, "PerfLibrary", object)
+    monkeypatch.setattr(perfevents, "EventCounters", kind)
+    monkeypatch.setattr(perfevents, "PerfLibrary", object)
     fake.kind = kind
     return fake
 
@@ -222,16 +213,9 @@ def test_why_nothing_can_be_counted_comes_with_its_remedy(made_up, monkeypatch, 
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(perfcounters, "EventCounters", refuse)
+    monkeypatch.setattr(perfevents, "EventCounters", refuse)
     with pytest.raises(BackendUnavailable, match=says):
         opened(made_up, "page_faults")
-
-
-def test_a_library_that_is_not_built_says_how(fake, monkeypatch, tmp_path):
-    monkeypatch.setattr(clib, "HERE", str(tmp_path))
-    monkeypatch.delenv("LIB_PERFHW_PATH", raising=False)
-    with pytest.raises(BackendUnavailable, match=r"make -C .*lib_perf_hw"):
-        opened(fake, "page_faults")
 
 
 def test_a_job_is_opened_when_its_cpus_are_set_and_grows_with_them(made_up):
@@ -346,19 +330,6 @@ def test_other_events_begin_and_those_that_stay_go_on(made_up):
     assert not second.is_open and made_up.host.kept == kept
 
 
-def test_cpus_that_come_later_count_the_events_of_then(made_up):
-    backend, job = opened(made_up, "page_faults", "instructions"), new_job(made_up, cpus="2-3")
-    backend.sample([job])
-    change(backend, "dummy", "page_faults")
-    made_up.write("/cpuset/oar/bob_1/cpuset.cpus", "2-5\n")
-    for _ in range(perfhw.SLOW_TICKS + 1):
-        backend.sample([job])
-    first, second, third = made_up.kind.made
-    assert third.cpus == {4, 5}
-    first.readings, second.readings, third.readings = [10, 1, 1, 0, 0, 0], [100, 1, 1], [1000, 1, 1, 1, 1, 1]
-    assert counted(backend.sample([job])) == {1: {"counter_1": 1100, "counter_2": 11}}
-
-
 def test_an_event_of_one_job_is_opened_for_that_one_alone(made_up):
     backend = opened(made_up, "page_faults:-1:2", "dummy")
     jobs = [new_job(made_up, 1), new_job(made_up, 2)]
@@ -416,45 +387,6 @@ def test_events_that_cannot_be_counted_are_refused_and_nothing_changes(made_up, 
     made_up.kind.refused = ()
     assert [name.name for name in backend.counter_names()] == ["page_faults", "task_clock"]
     assert len(made_up.kind.made) == 1 and not made_up.kind.made[0].dropped
-
-
-def test_a_job_without_descriptors_for_a_new_event_keeps_the_others_and_gets_it_later(made_up, caplog):
-    backend, job = opened(made_up, "page_faults"), new_job(made_up)
-    backend.sample([job])
-    made_up.kind.error = errno.EMFILE
-    change(backend, "page_faults", "dummy")
-    assert "LimitNOFILE" in caplog.text
-    assert counted(backend.sample([job])) == {1: {"counter_1": 0}}
-    made_up.kind.error = 0
-    backend.sample([job])
-    assert counted(backend.sample([job])) == {1: {"counter_1": 0, "counter_2": 0}}
-
-
-@pytest.mark.slow
-@pytest.mark.live
-def test_live_events_of_running_jobs_change_without_a_lost_count(point, live):
-    """Page faults stay through every change, in another column each time; their sum is the kernel's own."""
-    backend = live("page_faults", "context_switches")
-    with worker_jobs(point) as made:
-        ((job, worker),) = made
-        backend.sample([job])
-        worker.begin("events", 4)
-        faults, changes = 0, 0
-
-        def take(names, rows):
-            nonlocal faults
-            at = next(name.counter for name in names if name.name == "page_faults")
-            faults += sum(row.values[at] for row in rows)
-
-        lists = (["task_clock", "page_faults"], ["page_faults"], ["cpu_clock", "context_switches", "page_faults"])
-        while not select.select([worker.process.stdout], [], [], 0.01)[0]:
-            take(backend.counter_names(), change(backend, *lists[changes % 3]))
-            changes += 1
-            take(backend.counter_names(), backend.sample([job]))
-        expected, *_ = worker.counted()
-        take(backend.counter_names(), backend.sample([job]))
-        assert changes > 10
-        assert faults == pytest.approx(expected, rel=0.001, abs=10)
 
 
 # -- groups that are missing --
@@ -682,47 +614,6 @@ def test_live_hardware_events_are_counted_or_said_not_to_be_supported(point, liv
 
 
 @pytest.mark.live
-def test_live_nothing_stays_open(point, live):
-    backend = live(*EVENTS)
-    with worker_jobs(point) as made:
-        ((job, _),) = made
-        backend.sample([job])
-        backend.last(job)
-        before = open_files()
-        for _ in range(50):
-            backend.notice(job)
-            assert backend.last(job) is not None
-        assert open_files() == before
-
-
-@pytest.mark.live
-def test_live_an_unprivileged_agent_learns_what_it_lacks(library, monkeypatch, other_user):
-    if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 2:
-        skip_refused("everybody may use perf here")
-    loaded = perfcounters.PerfLibrary()
-    monkeypatch.setattr(perfcounters, "PerfLibrary", lambda: loaded)
-    backend = PerfhwBackend(Host(), ["page_faults"])
-    reader, writer = os.pipe()
-    pid = fork()
-    if pid == 0:
-        try:
-            os.setgid(65534)
-            os.setuid(65534)
-            backend.open()
-        except BackendUnavailable as err:
-            os.write(writer, str(err).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(pid, 0)
-    said = os.read(reader, 4096).decode()
-    os.close(reader)
-    assert (
-        "without CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8); start colmet-node as root, or give it CAP_PERF" in said
-    )
-
-
-@pytest.mark.live
 def test_live_a_group_is_made_filled_and_removed(perf_event, live, cgroups):
     """As OAR 2 does it: a cpuset group alone."""
     group = cgroups.job("bob_71").path
@@ -802,51 +693,66 @@ def test_live_what_an_agent_before_has_left_is_taken_over_or_removed(perf_event,
         remove(stranger)
 
 
-@pytest.mark.live
-def test_live_a_job_of_oar_2_is_counted_by_the_daemon_between_two_of_its_samples(perf_event, cgroups, tmp_path):
-    if cgroup_mount("cpuset") is None:
-        skip_refused("no cpuset of cgroup v1")
-    uri = f"tcp://127.0.0.1:{free_port()}"
-    collector = Daemon(
-        *("colmet.collector.main", tmp_path / "collector", "--zeromq-bind-uri", uri, "--buffer-size", "1"),
-        *("--enable-stdout-backend", "--stdout-format", "json"),
-    )
-    node = Daemon(
-        *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "60", "--state-dir", "", "--spool-dir", ""),
-        *("--mapping-dir", "", "--cpuset_rootpath", str(cgroups.path), "--enable-perfhw", "--perfhw-make-cgroup"),
-        *("--perfhw-list", "instructions", "page_faults", "context_switches"),
-    )
-    try:
-        collector.said("listening")
-        node.said("backend on backend=perfhw")
-        node.said("collector is there")  # what it does not take is lost when the node ends, without --spool-dir
-        group = cgroups.job("bob_73").path
-        node.said("job started job=73")
-        place = perf_event / group.relative_to(cgroup_mount("cpuset"))
-        worker = Worker(group)
-        try:
-            until = time.monotonic() + 20
-            while not place.exists() or not (place / "cgroup.procs").read_text():
-                assert time.monotonic() < until, node.log.read_text()
-                time.sleep(0.01)
-            worker.begin("events")
-            counted = worker.counted()
-        finally:
-            worker.end()
-        remove(group)
-        node.said("job ended job=73")
-        while place.exists():
-            assert time.monotonic() < until + 20
-            time.sleep(0.01)
-        assert node.stop()[0] == 0
-        time.sleep(0.3)
-        rows = [json.loads(line) for line in collector.stop()[1].splitlines()]
-    finally:
-        for daemon in (node, collector):
-            if daemon.process.poll() is None:
-                daemon.process.kill()
-            daemon.process.communicate()
-    own = [row for row in rows if row["metric_backend"] == "perfhwstats_default"]
-    assert 1 <= len(own) <= 2 and {row["job_id"] for row in own} == {73}  # a tick may come in between
-    assert sum(row["counter_2"] for row in own) == pytest.approx(counted[0], rel=0.01, abs=200)  # its end needs some
-    assert sum(row["counter_3"] for row in own) == pytest.approx(counted[1], rel=0.01, abs=30)
+# -- groups made for jobs --
+
+
+class Kernel(Host):
+    """A made-up machine whose groups take processes, as the kernel's do.
+
+    Attributes:
+        born: what comes into the job while a process of that number is put into a group.
+        gone: processes that have ended meanwhile.
+    """
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.born = {}
+        self.gone = set()
+
+    def write_group(self, path, text):
+        pid = int(text)
+        if pid in self.gone:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        with open(self.path(path), "a") as file:
+            file.write(f"{pid}\n")
+        with open(self.path("/cpuset/bob_1/cgroup.procs"), "a") as file:
+            file.write("".join(f"{child}\n" for child in self.born.pop(pid, ())))
+
+
+@pytest.fixture
+def kernel(fake):
+    for top in ("/cpuset", "/perf"):
+        fake.write(f"{top}/bob_1/cgroup.procs", "")
+    fake.write("/cpuset/bob_1/cgroup.procs", "10\n11\n")
+    return Kernel(str(fake.path))
+
+
+def inside(kernel):
+    return [int(pid) for pid in Path(kernel.path("/perf/bob_1/cgroup.procs")).read_text().split()]
+
+
+def test_what_a_process_has_started_while_it_was_moved_is_moved_too(kernel):
+    kernel.born = {11: [12], 12: [13]}
+    groups, job = PerfPlaces(kernel, make_groups=True), Job(kernel, 1, "bob", ["/cpuset/bob_1"])
+    groups.fill("/perf/bob_1", job)
+    assert inside(kernel) == [10, 11, 12, 13] and groups.moved == 4
+    job.forget_tasks()
+    groups.fill("/perf/bob_1", job)
+    assert inside(kernel) == [10, 11, 12, 13] and groups.moved == 4 and not groups.failures
+
+
+def test_a_job_that_makes_processes_for_ever_ends_no_later_for_it(kernel):
+    kernel.born = {n: [n + 1] for n in range(11, 1000)}
+    groups = PerfPlaces(kernel, make_groups=True)
+    groups.fill("/perf/bob_1", Job(kernel, 1, "bob", ["/cpuset/bob_1"]))
+    assert 2 < len(inside(kernel)) < 10
+
+
+def test_a_group_that_cannot_take_processes_is_counted(kernel, caplog):
+    def refuse(path, text):
+        raise PermissionError(errno.EPERM, "no")
+
+    kernel.write_group = refuse
+    groups = PerfPlaces(kernel, make_groups=True)
+    groups.fill("/perf/bob_1", Job(kernel, 1, "bob", ["/cpuset/bob_1"]))
+    assert groups.failures == 2 and "cannot put process 10 into /perf/bob_1" in caplog.text

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
-from colmet.node.system.placement import Placement
+from colmet.node.kernel.textfiles import MAX_CPUS, parse_cpu_list
+from colmet.node.placement import Placement
 from tests.support.place import skip_refused
 
 
@@ -47,14 +47,19 @@ class FakeJob(Job):
 class Threads:
     """Threads of a made-up process on CPUs 0 to 7."""
 
-    def __init__(self, fake, tids=(10, 11, 12), refuse=None):
+    def __init__(self, fake, monkeypatch):
         self.fake = fake
+        tids = (10, 11, 12)
         for tid in tids:
             fake.mkdir(f"/proc/self/task/{tid}")
         self.cpus = {}
         self.nices = dict.fromkeys(tids, 0)
-        self.refuse = refuse or {}
+        self.refuse = {}
         self.calls = 0
+        monkeypatch.setattr(os, "getpriority", lambda which, tid: self.nices[tid])
+        monkeypatch.setattr(os, "setpriority", lambda which, tid, nice: self.set_nice(tid, nice))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda tid: set(range(8)))
+        monkeypatch.setattr(os, "sched_setaffinity", self.set_cpus)
 
     def set_cpus(self, tid, cpus):
         self.calls += 1
@@ -69,15 +74,10 @@ class Threads:
             raise OSError(self.refuse[tid], os.strerror(self.refuse[tid]))
         self.nices[tid] = nice
 
-    def placement(self, **options):
-        return Placement(
-            self.fake.host,
-            **options,
-            get_nice=lambda tid: self.nices[tid],
-            set_nice=self.set_nice,
-            get_cpus=lambda tid: set(range(8)),
-            set_cpus=self.set_cpus,
-        )
+
+@pytest.fixture
+def threads(fake, monkeypatch):
+    return Threads(fake, monkeypatch)
 
 
 @pytest.fixture
@@ -93,9 +93,8 @@ def job(fake):
     return make
 
 
-def test_all_threads_keep_off_the_cpus_of_every_job_and_come_back(fake, job):
-    threads = Threads(fake)
-    placement = threads.placement()
+def test_all_threads_keep_off_the_cpus_of_every_job_and_come_back(fake, threads, job):
+    placement = Placement(fake.host)
     one = job(1, "0-3\n")
     two = job(2, "5\n", "cpuset.cpus")
     three = job(3, "6\n", "cpuset.cpus.effective", "unified")
@@ -112,18 +111,16 @@ def test_all_threads_keep_off_the_cpus_of_every_job_and_come_back(fake, job):
     assert placement.failures == 0
 
 
-def test_when_jobs_have_every_cpu_the_agent_runs_on_all_it_was_started_on(fake, job):
-    threads = Threads(fake)
-    placement = threads.placement()
+def test_when_jobs_have_every_cpu_the_agent_runs_on_all_it_was_started_on(fake, threads, job):
+    placement = Placement(fake.host)
     placement.update([job(1, "0-3")])
     placement.update([job(1, "0-3"), job(2, "4-63")])
     assert threads.cpus[10] == set(range(8)) == placement.cpus
 
 
 @pytest.mark.parametrize("before", ["\n", "0-7\n", "0-63\n"])
-def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job, before):
-    threads = Threads(fake)
-    placement = threads.placement()
+def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, threads, job, before):
+    placement = Placement(fake.host)
     jobs = [job(1, before), job(2, "6")]
     placement.update(jobs)
     assert threads.cpus.get(10, set(range(8))) >= {0, 1, 2, 3, 4}
@@ -135,9 +132,9 @@ def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job,
     assert threads.cpus[10] == {3, 4, 5, 7}, "once filled it is not read again"
 
 
-def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake, job, caplog):
-    threads = Threads(fake, refuse=dict.fromkeys((10, 11, 12), errno.EPERM))
-    placement = threads.placement()
+def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake, threads, job, caplog):
+    threads.refuse = dict.fromkeys((10, 11, 12), errno.EPERM)
+    placement = Placement(fake.host)
     placement.lower_priority()
     for n in range(1, 5):
         placement.update([job(n, str(n))])
@@ -146,10 +143,9 @@ def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake,
     assert placement.cpus == frozenset(range(8))
 
 
-def test_priority_is_lowered_and_never_raised(fake):
-    threads = Threads(fake)
+def test_priority_is_lowered_and_never_raised(fake, threads):
     threads.nices.update({11: 15, 12: -5})
-    threads.placement(nice=10).lower_priority()
+    Placement(fake.host, nice=10).lower_priority()
     assert threads.nices == {10: 10, 11: 15, 12: 10}
 
 
@@ -160,7 +156,7 @@ def test_a_real_process_moves_with_all_its_threads():
     code = (
         "import os, sys, threading\nfrom colmet.common.transport import Push\n"
         "from colmet.common.host.host import Host\n"
-        "from colmet.node.jobs.job import Job\nfrom colmet.node.system.placement import Placement\n"
+        "from colmet.node.jobs.job import Job\nfrom colmet.node.placement import Placement\n"
         "push = Push('tcp://127.0.0.1:9', 10, 0)\n"
         "event = threading.Event()\nthreads = [threading.Thread(target=event.wait, daemon=True) for _ in range(3)]\n"
         "[one.start() for one in threads]\n"
@@ -187,20 +183,8 @@ def test_a_real_process_moves_with_all_its_threads():
 
 @pytest.mark.live
 def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
-    command = [
-        sys.executable,
-        "-m",
-        "colmet.node.main",
-        "-v",
-        "-s",
-        "0.1",
-        "--cpuset_rootpath",
-        "/none",
-        "--state-dir",
-        "",
-        "--spool-dir",
-        "",
-    ]
+    options = ("-s", "0.1", "--cpuset_rootpath", "/none", "--state-dir", "", "--spool-dir", "")
+    command = [sys.executable, "-m", "colmet.node.main", "-v", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
             if "backend on backend=procstats" in line:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.host import capabilities
-from colmet.common.host.capabilities import bits
-from colmet.node.system.privileges import CORE, choose, drop, suggest
+from colmet.common.host.capabilities import CORE, bits, choose, drop, suggest
 from tests.support.daemons import Daemon
 from tests.support.other_user import in_child
 from tests.support.perfjobs import hierarchy
@@ -54,7 +53,7 @@ def test_root_of_a_container_keeps_its_rights_and_so_reads_the_io_of_its_jobs(ro
     code = f"""if True:
         import subprocess
         from colmet.common.host import capabilities
-        from colmet.node.system.privileges import drop
+        from colmet.common.host.capabilities import drop
         capabilities.keep({engine})
         with subprocess.Popen(["sleep", "60"]) as job:
             drop(["CAP_NET_ADMIN"])
@@ -79,7 +78,7 @@ def as_the_unit():
 def test_the_units_user_keeps_what_is_needed_and_its_programs_get_nothing(root):
     code = """if True:
         import subprocess
-        from colmet.node.system.privileges import drop
+        from colmet.common.host.capabilities import drop
         drop(["CAP_NET_ADMIN"])
         print(open("/proc/self/status").read(), flush=True)
         subprocess.run(["cat", "/proc/self/status"], check=True)

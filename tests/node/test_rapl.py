@@ -7,14 +7,18 @@ import os
 import shutil
 import subprocess
 
+import h5py
 import pytest
 
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.common.errors import BackendUnavailable
-from colmet.common.schema import Table
+from colmet.common.schema import Batch, Table
+from colmet.common.wire import ENCODERS, Decoder
 from colmet.node.backends import rapl
 from colmet.node.backends.rapl import SCHEMA, ZONE_SCHEMA, RaplBackend, _Described
-from colmet.node.system import clib
+from colmet.node.backends.temperature import TemperatureBackend
 from tests.support.machine import LIB_RAPL, open_files
+from tests.support.outputs import write
 
 pytestmark = pytest.mark.usefixtures("lib_rapl")
 BASE = "/sys/devices/virtual/powercap/intel-rapl"
@@ -249,21 +253,6 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     assert open_files() == before
 
 
-def test_what_was_used_while_the_backend_was_off_is_not_reported(machine):
-    machine.fake.tree("intel-two-socket")
-    machine.backend.open()
-    machine.sample()
-    machine.uses(5, z0=500)
-    machine.sample()
-    machine.backend.close()
-    machine.uses(3600, z0=1000)
-    machine.backend.open()
-    machine.uses(5, z0=100)
-    columns, zones = machine.sample()
-    assert 1 not in columns and zones["package-0"]["energy"] == 600_000_000
-    assert zones["package-0"]["power"] == pytest.approx(20)
-
-
 def test_when_all_zones_vanish_the_backend_is_off_until_they_are_back(machine):
     machine.fake.tree("intel-two-socket")
     machine.backend.open()
@@ -351,14 +340,6 @@ def test_the_names_of_the_counters(machine):
     assert lines[12:] == [f"counter_{number},no_counter,," for number in range(13, 25)]
 
 
-def test_a_library_that_is_not_there_is_reported_with_what_builds_it(machine, monkeypatch, tmp_path):
-    machine.fake.tree("amd-epyc")
-    monkeypatch.delenv("LIB_RAPL_PATH")
-    monkeypatch.setattr(clib, "HERE", str(tmp_path))
-    with pytest.raises(BackendUnavailable, match="make -C"):
-        machine.backend.open()
-
-
 def test_python_and_c_agree_on_the_abi(lib_rapl):
     header = (LIB_RAPL / "rapl.h").read_text()
     assert f"#define RAPL_ABI {rapl.ABI}\n" in header
@@ -372,3 +353,48 @@ def test_python_and_c_agree_on_the_abi(lib_rapl):
     said = subprocess.run([str(lib_rapl / "sizes")], capture_output=True, text=True, check=True).stdout
     ours = [getattr(_Described, name).offset for name, _ in _Described._fields_]
     assert [int(number) for number in said.split()] == [*ours, ctypes.sizeof(_Described)]
+
+
+# -- on the way to a file --
+
+
+TIME_S = 1_700_000_000
+
+
+def tables_of(backend):
+    by_schema = {}
+    for row in backend.sample([]):
+        by_schema.setdefault(row.schema or backend.schema, []).append(row)
+    return [Table.from_samples(schema, TIME_S * 10**9, rows) for schema, rows in by_schema.items()]
+
+
+@pytest.mark.usefixtures("lib_rapl")
+@pytest.mark.parametrize("wire", ENCODERS)
+def test_counter_24_and_all_others_reach_a_file(fake, tmp_path, wire):
+    fake.tree("intel-eight-socket")
+    now = [0.0]
+    rapl, temperature = RaplBackend(fake.host, 5.0, monotonic=lambda: now[0]), TemperatureBackend(fake.host)
+    rapl.open()
+    temperature.open()
+    list(rapl.sample([]))
+    now[0] += 5
+    for n, zone in enumerate(sorted(fake.path.rglob("energy_uj"))):
+        zone.write_text(f"{int(zone.read_text()) + 1000 + n}\n")
+    tables = [*tables_of(rapl), *tables_of(temperature)]
+    rapl.close()
+
+    message = ENCODERS[wire](Batch("dahu-7", 1, 1, TIME_S * 10**9, (17,), tuple(tables)))
+    write(Hdf5Output(str(tmp_path / "x.hdf5")), Decoder().decode(message).batches)
+
+    with h5py.File(tmp_path / "x.hdf5") as file:
+        stored = {name: file["job_0"][name][()] for name in file["job_0"]}
+    both = {"RAPLstats_default": 24, "temperaturestats_default": 6}
+    assert set(stored) == {*both, *({"raplzones_default", "temperatures_default"} if wire == "v1" else ())}
+    for table in tables[:1] + tables[2:3]:
+        (row,) = stored[table.schema.name]
+        columns = [f"counter_{n + 1}" for n in range(both[table.schema.name])]
+        assert [row[name] for name in columns] == [table.rows[name][0] for name in columns]
+        assert -1 not in [row[name] for name in columns]
+        assert (row["timestamp"], row["hostname"], row["job_id"]) == (TIME_S, b"dahu-7", 0)
+    if wire == "v1":
+        assert len(stored["raplzones_default"]) == 24 and len(stored["temperatures_default"]) == 8

@@ -11,8 +11,7 @@ import pytest
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, v1
 from colmet.node.delivery.link import NodeLink
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import Dropped, EncodedBatch
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])

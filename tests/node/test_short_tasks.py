@@ -195,14 +195,7 @@ def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_reported_as_unattr
     assert tasks[-1]["cpu_total"] == pytest.approx(total - away, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda data: data[:-9], lambda data: b"", lambda data: bytes(len(data))],
-    ids=["cut", "empty", "zeros"],
-)
-def test_a_damaged_state_is_put_aside_with_a_warning_and_the_agent_measures(
-    start_daemons, root_directory, tmp_path, damage
-):
+def test_a_damaged_state_is_put_aside_with_a_warning_and_the_agent_measures(start_daemons, root_directory, tmp_path):
     daemons = start_daemons("-s", "0.3", "--state-dir", str(tmp_path / "state"))
     job = root_directory.job("bob_7")
     job.start(["sleep", "60"])
@@ -212,7 +205,7 @@ def test_a_damaged_state_is_put_aside_with_a_warning_and_the_agent_measures(
     daemons.node.wait()
     daemons.take_rows()
     state = tmp_path / "state/taskstats.state"
-    damaged = damage(state.read_bytes())
+    damaged = state.read_bytes()[:-9]
     state.write_bytes(damaged)
     daemons.start_node()
     daemons.wait_for_row(wanted)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host import processes
@@ -207,16 +211,6 @@ def test_live_faults_switches_and_io_equal_the_kernels_other_interfaces(backend,
 
 
 @pytest.mark.live
-def test_live_eight_threads_that_write_5_mb_count_5_mb(backend, process, tmp_path):
-    write = f"import os,threading\nfd = os.open({str(tmp_path / 'f')!r}, os.O_CREAT | os.O_WRONLY)\n"
-    write += "b = threading.Barrier(9)\ndef run():\n    os.write(fd, bytes(655360)); b.wait(); b.wait()\n"
-    write += "for _ in range(8): threading.Thread(target=run, daemon=True).start()\nb.wait()"
-    running = process(write)
-    (row,) = backend.sample([Tasks(running.pid)])
-    assert 5 << 20 <= row.values["write_char"] < (5 << 20) + 65536
-
-
-@pytest.mark.live
 def test_live_totals_do_not_go_down_when_another_thread_calls_exec(backend):
     """It gets the number and the start time of the first thread, and brings its own, smaller counters."""
     code = "import os,sys,threading,time\nwhile time.process_time() < 0.5: pass\n"
@@ -244,25 +238,6 @@ def test_live_totals_do_not_go_down_when_another_thread_calls_exec(backend):
     field = "cpu_run_virtual_total"
     # what it had used is there once, not twice
     assert 0.5e9 <= before.values[field] <= after.values[field] < before.values[field] + 0.4e9
-
-
-@pytest.mark.live
-def test_live_totals_stay_when_a_task_ends_and_two_jobs_are_kept_apart(backend, process):
-    burn = "import time\nwhile time.process_time() < 0.2: pass"
-    one, two, other = process(burn), process(burn), process("")
-    jobs = [Tasks(one.pid, two.pid), Tasks(other.pid, job_id=2)]
-    before = {row.job_id: row.values["cpu_run_virtual_total"] for row in backend.sample(jobs)}
-    assert before[1] >= 0.4e9 > 0.2e9 > before[2]
-    two.kill()
-    two.wait()
-    after = {row.job_id: row.values["cpu_run_virtual_total"] for row in backend.sample(jobs)}
-    assert after[1] >= before[1]
-    one.kill()
-    one.wait()
-    after = {row.job_id: row.values["cpu_run_virtual_total"] for row in backend.sample(jobs)}
-    assert after[1] >= before[1]
-    assert [row.job_id for row in backend.sample(jobs[1:])] == [2]
-    assert list(backend.sample([])) == []
 
 
 @pytest.mark.live
@@ -363,3 +338,62 @@ def test_live_without_the_right_the_backend_says_which_one(root):
 def test_a_backend_that_is_not_open_says_so():
     with pytest.raises(BackendUnavailable):
         list(TaskstatsBackend(Host()).sample([]))
+
+
+# -- netlink --
+
+
+@pytest.mark.parametrize("length", [0, 3, 200])
+def test_a_length_that_does_not_fit_is_a_parse_error(length):
+    with pytest.raises(ParseError):
+        list(netlink.attributes(struct.pack("=HH", length, 1) + b"abcd"))
+    with pytest.raises(ParseError):
+        list(netlink.messages(struct.pack("=IHHII", length, 1, 0, 0, 0) + b"abcd"))
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_read_or_refused(data):
+    for read in (netlink.attributes, netlink.messages):
+        with contextlib.suppress(ParseError):
+            list(read(data))
+
+
+def test_errors_carry_their_errno():
+    assert netlink.error_code(struct.pack("=i", -errno.ESRCH) + b"\0" * 16) == errno.ESRCH
+    assert netlink.error_code(struct.pack("=i", 0)) == 0
+    with pytest.raises(ParseError):
+        netlink.error_code(b"\0")
+
+
+@pytest.mark.live
+def test_live_the_kernel_names_its_families():
+    socket = netlink.GenericSocket()
+    try:
+        assert socket.family("nlctrl") == netlink.GENL_ID_CTRL
+        with pytest.raises(BackendUnavailable, match="no NOSUCH interface"):
+            socket.family("NOSUCH")
+    finally:
+        socket.close()
+        socket.close()
+
+
+@pytest.mark.live
+def test_live_many_answers_are_taken_by_one_call():
+    socket = netlink.GenericSocket()
+    inbox = netlink.Inbox(8, 512)
+    try:
+        name = netlink.pack_attribute(netlink.CTRL_ATTR_FAMILY_NAME, b"nlctrl\0")
+        requests = b"".join(
+            netlink.pack_request(netlink.GENL_ID_CTRL, netlink.CTRL_CMD_GETFAMILY, n, name) for n in range(5)
+        )
+        socket.send(requests)
+        lengths = socket.receive_many(inbox, 8)
+        assert len(lengths) == 5
+        for n, length in enumerate(lengths):
+            ((kind, sequence, _),) = netlink.messages(inbox.slots[n, :length].tobytes())
+            assert (kind, sequence) == (netlink.GENL_ID_CTRL, n)
+        assert len(socket.receive_many(inbox, 8)) == 0, "none is there: it does not wait"
+    finally:
+        socket.close()
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        inbox.fill(-1, 1)

@@ -10,8 +10,7 @@ import pytest
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Table
-from colmet.node.backends.temperature import MAX_SENSORS, SCHEMA, SENSOR_SCHEMA, TemperatureBackend
-from colmet.node.options import build_parser
+from colmet.node.backends.temperature import SCHEMA, SENSOR_SCHEMA, TemperatureBackend
 
 ZONES = "/sys/devices/virtual/thermal"
 
@@ -200,25 +199,6 @@ def test_a_machine_without_sensors_gets_the_remedy(fake, make):
     fake.mkdir(make)
     with pytest.raises(BackendUnavailable, match=r"modprobe coretemp.*modprobe k10temp.*virtual machines have none"):
         opened(fake)
-
-
-def test_sensors_are_bounded(fake, caplog):
-    chip = "/sys/devices/virtual/hwmon/hwmon0"
-    fake.link("/sys/class/hwmon/hwmon0", "../../devices/virtual/hwmon/hwmon0")
-    fake.write(f"{chip}/name", "many\n")
-    for number in range(MAX_SENSORS + 5):
-        fake.write(f"{chip}/temp{number}_input", "10000\n")
-    _, rows = sample(opened(fake))
-    assert len(rows) == MAX_SENSORS and "skipped" in caplog.text
-
-
-def test_it_is_off_unless_it_is_asked_for_and_runs_beside_the_ticks(fake):
-    parser = build_parser([TemperatureBackend])
-    assert TemperatureBackend.from_options(parser.parse_args([]), fake.host) is None
-    backend = TemperatureBackend.from_options(parser.parse_args(["--enable-temperature"]), fake.host)
-    assert backend.blocking
-    backend.close()
-    backend.close()
 
 
 def test_names_that_firmware_made_up_are_harmless(fake):

@@ -7,13 +7,13 @@ import signal
 
 import pytest
 
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Settings
 from colmet.common.daemon import control
 from colmet.common.daemon.status_checks import judge
 from colmet.common.daemon.systemd import Service
 from colmet.common.errors import ConfigError
 from colmet.node import main
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 
 
 @pytest.fixture

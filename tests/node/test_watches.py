@@ -45,27 +45,6 @@ def test_what_comes_while_it_is_listed_has_come_once(fake, directories, before_l
     assert directories.removed == set() and not directories.stale
 
 
-def test_what_goes_and_comes_again_afterwards_is_another(fake, directories, before_listing):
-    fake.mkdir("/a")
-    before_listing["/a"] = lambda: fake.mkdir("/a/x")
-    walk(directories, "/a")
-    (fake.path / "a/x").rmdir()
-    fake.mkdir("/a/x")
-    directories.drain()
-    assert directories.removed == {"/a/x"} and directories.stale
-
-
-def test_what_is_put_in_the_place_of_another_is_another(fake, directories):
-    """A directory can be moved over an empty one, whose end is not reported."""
-    fake.mkdir("/a/x")
-    fake.mkdir("/b/x")
-    walk(directories, "/a")
-    directories.drain()
-    (fake.path / "b/x").rename(fake.path / "a/x")
-    directories.drain()
-    assert directories.removed == {"/a/x"} and directories.stale
-
-
 def test_tasks_that_came_before_a_directory_was_watched_are_looked_for(fake, directories):
     fake.mkdir("/a")
     walk(directories, "/a")

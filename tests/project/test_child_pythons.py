@@ -1,4 +1,4 @@
-"""Each Python that Colmet starts is started by `python_child`, or with -I: none imports from the current directory."""
+"""Each Python that Colmet starts is started by `python_command`, or with -I: none imports from its own directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HELPER = ROOT / "colmet/common/host/python_child.py"
+HELPER = ROOT / "colmet/common/host/command.py"
 
 
 def unsafe(source):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.text.quantities import percent
+from colmet.common.text import percent
 from colmet.jobs.advice import RULES
 from colmet.jobs.grades import THRESHOLDS
 from colmet.jobs.report import ending

@@ -17,10 +17,9 @@ from colmet.collector import main as collector
 from colmet.common.config.configuration import Configuration
 from colmet.common.daemon import startup
 from colmet.common.daemon.control import default_paths
-from colmet.common.host.capabilities import NUMBERS
+from colmet.common.host.capabilities import CORE, NUMBERS
 from colmet.common.transport import link_uri
 from colmet.node import main as node
-from colmet.node.system.privileges import CORE
 from colmet.notices.options import STATE_DIRECTORY
 from tests.support.place import require_programs, skip_refused
 from tests.support.project import extras, metadata, scripts
@@ -240,12 +239,12 @@ def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
     invoke = tmp_path / "deb-systemd-invoke"
     invoke.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/done\n')
     invoke.chmod(0o755)
-    script = script.replace("#DEBHELPER#", "deb-systemd-invoke stop colmet-collector.service colmet-web.service")
+    script = script.replace("#DEBHELPER#", "deb-systemd-invoke stop colmet-collector.service")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, timeout=60)
     stopped = (tmp_path / "done").read_text().replace("stop ", "").split()
-    first = ["colmet-collector.socket", "colmet-notices.timer"]
-    assert stopped == [*first, "colmet-collector.service", "colmet-web.service"]
+    first = ["colmet-collector.socket", "colmet-notices.timer", "colmet-web.service"]
+    assert stopped == [*first, "colmet-collector.service"]
 
 
 def test_the_page_links_all_programs_of_a_pip_installation():

@@ -10,7 +10,7 @@ import pytest
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients import database_client as hosts
+from colmet.common import database_client as hosts
 from colmet.common.config import cli
 from colmet.common.errors import ColmetError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table

@@ -8,6 +8,7 @@ import threading
 
 from colmet.common.clients.database_client import DatabaseClient
 from colmet.common.clients.http_client import HttpClient, TlsOptions
+
 from colmet.jobs.archive.documents import HOSTS, JOBS, host_document, host_id, job_document, job_id
 from colmet.jobs.archive.indices import Indices, Write
 from tests.support.elastic_server import Elastic, error

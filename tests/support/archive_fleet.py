@@ -7,8 +7,7 @@ import signal
 import time
 
 from colmet.common.schema import Batch, Sample, Table
-from colmet.common.tables import schemas
-from colmet.common.tables.runs import RUN, UPTIME
+from colmet.common.tables import RUN, UPTIME, schemas
 from colmet.common.wire import v1
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.columns import GROWN, MEASURED, OF_NODE

@@ -6,7 +6,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch
-from colmet.common.transport.link import Called
+from colmet.common.transport.sockets import Called
 from colmet.common.wire import link as wire
 from colmet.common.wire import v1
 

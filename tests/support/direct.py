@@ -9,13 +9,17 @@ class Direct:
     """Encodes and hands over."""
 
     def __init__(self, encode, send):
+        self.outbox = self
         self.epoch = time.time_ns()
-        self.sent = self.dropped = self.acknowledged = self.waiting = 0
+        self.sent_batches = self.dropped = self.acknowledged = 0
         self._encode = encode
         self._send = send
 
+    def __len__(self):
+        return 0
+
     def put(self, batch):
         if self._send(self._encode(batch)):
-            self.sent += 1
+            self.sent_batches += 1
         else:
             self.dropped += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients import database_client as hosts
-from colmet.common.clients.http_client import HttpClient
+from colmet.common import database_client as hosts
+from colmet.common.http_client import HttpClient
 
 JOURNAL = "0123456789abcdef"
 

@@ -14,14 +14,13 @@ import time
 from pathlib import Path
 
 from colmet.common.daemon import startup
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.host.host import Host
 from colmet.common.wire import v1
-from colmet.node import main
+from colmet.node import agent_tables, main
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics import agent_stats
 from tests.support.direct import Direct
 
 DEADLINE_S = 0.4  # of each program: so that it is met often
@@ -71,7 +70,7 @@ def run():
     host.command = lambda argv, deadline_s, *more, **named: make_command(argv, DEADLINE_S, *more, **named)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     source = main.find_jobs(options, host)
-    own = agent_stats.AgentStats(host, 0)
+    own = agent_tables.AgentStats(host, 0)
     sent = []
     spool = Direct(v1.encode, lambda message: sent.append(len(message)) or True)
     agent = Timed("node", source, backends, spool, Schedule(period_s), None, own)

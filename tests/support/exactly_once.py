@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
+from colmet.collector.journal.segment_store import read_name
+from colmet.collector.journal.segments import SegmentReader, list_segments
+from colmet.common.record_log import Damage
 from tests.support.fleet import Collector, Fleet, assert_each_once, row_of, stored_in_hdf5
 from tests.support.waiting import free_port
 
@@ -161,15 +163,17 @@ class World:
         # first the database: what was taken in twice is there twice, too
         assert_each_once([row_of(index, document) for index, document in documents], sent, "the database")
         assert_each_once(stored_in_hdf5(self.prefix), sent, "HDF5")
-        checked = subprocess.run(
-            [sys.executable, "-m", "colmet.collector.main", "--check-journal", "--journal-dir", str(self.journal)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert checked.returncode == 0, checked.stdout + checked.stderr
+        assert not damages(str(self.journal))
         return sent
+
+
+def damages(directory):
+    """The damaged places of a journal, but for records that were being written at the end."""
+    found = []
+    for _, path in list_segments(directory):
+        with contextlib.closing(SegmentReader(path, read_name(directory))) as reader:
+            found += [path] * (reader.header is None) + [one for one in reader.read() if isinstance(one, Damage)]
+    return found
 
 
 def passes(place, rng):

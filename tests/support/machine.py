@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 from colmet.common.host.host import Host
-from colmet.node.system import clib
+from colmet.node.kernel import clib
 from tests.support.place import skip_refused
 
 TREES = Path(__file__).parents[1] / "data/trees"

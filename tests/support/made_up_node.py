@@ -7,8 +7,8 @@ import os
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.commands import completeness
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.node.agent_tables import CompletenessStats, DeliveryTotals
 from colmet.node.delivery.spool import Dropped
-from colmet.node.selfmetrics.completeness import CompletenessStats, DeliveryTotals
 from tests.support.outputs import write
 
 NS = 10**9

@@ -24,12 +24,12 @@ ROOMS = {
                 "colmet.stored",
                 "colmet.web",
             ),
-            *("colmet.batch", "colmet.gridengine", "colmet.notices", "colmet.node.system"),
+            *("colmet.batch", "colmet.gridengine", "colmet.notices"),
         ),
         ("Depends", "Recommends"),
     ),
     "colmet-facility": (
-        ("colmet.common", "colmet.batch", "colmet.facility", "colmet.node.delivery", "colmet.node.system"),
+        ("colmet.common", "colmet.batch", "colmet.facility", "colmet.node.delivery"),
         ("Depends",),
     ),
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -58,12 +57,6 @@ def require_programs(*names: str) -> None:
     """Skip the test where one of these programs is missing."""
     if missing := [name for name in names if shutil.which(name) is None]:
         cannot_run(f"no {', '.join(missing)}")
-
-
-def require_open_files(count: int) -> None:
-    """Skip the test where a process may not have this number of open files."""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < count:
-        skip_refused(f"a process may not open {count} files")
 
 
 def require_ipv6() -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 
 from colmet.common.daemon import startup
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Field, Sample, Schema
@@ -23,8 +23,7 @@ from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.delivery.link import NodeLink
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink, by_preference
 from colmet.node.jobs.source import JobScan
@@ -113,7 +112,7 @@ def main(host_name, directory, notes, spool_bytes, factor, *uris):
         link.start()
         agent.run(signals)
     until = time.monotonic() + AT_MOST_S
-    while (queue.waiting or len(outbox)) and time.monotonic() < until:
+    while len(outbox) and time.monotonic() < until:
         time.sleep(0.02)
     assert link.stop(queue.wake)
     for dropped in queue.dropped_ranges():

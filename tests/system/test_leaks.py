@@ -14,7 +14,7 @@ import pytest
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.collector.options import build_parser
+from colmet.collector.main import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.daemon.startup import load
 from colmet.common.host.host import Host
@@ -22,13 +22,13 @@ from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.agent import Agent
+from colmet.node.agent_tables import AgentStats
 from colmet.node.backends import NAMES
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser as build_node_parser
+from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import AgentStats
 from dev.live import Failed, JobRoot
 from dev.workloads import ShortTasks
 from tests.support.direct import Direct

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from colmet.common.config import cli
-from colmet.common.config.configuration import Configuration
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Configuration, Settings
 from colmet.common.daemon import logs, startup
 
 
@@ -115,15 +114,6 @@ def test_a_wrong_command_line_is_an_error_of_the_journal(begin):
     with pytest.raises(SystemExit):
         cli.Parser(prog="x").parse_args(["--no"])
     assert journal.lines()[0].startswith("<3>x: error: ")
-
-
-def test_lines_of_another_process_get_their_level_in_the_journal_alone(begin, monkeypatch):
-    begin()
-    line = "2026-11-23 10:00:00,123 ERROR colmet.web: no <b>"
-    assert logs.passed_on(line) == "<3>ERROR colmet.web: no <b>"
-    assert logs.passed_on("Traceback (most recent call last):") == "Traceback (most recent call last):"
-    monkeypatch.delenv("JOURNAL_STREAM")
-    assert logs.passed_on(line) == line
 
 
 @pytest.mark.parametrize(

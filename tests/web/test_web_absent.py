@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.common.schema import Batch, Table
-from colmet.common.tables.agent import SCHEMA
+from colmet.common.tables.agent import AGENT as SCHEMA
 from colmet.node.main import full_parser
 from colmet.web.catalogue import RULES
 from tests.support.made_up_history import START

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from colmet.collector import feed as feed_module
 from colmet.collector.feed import LENGTH, MAX_SENDER_BYTES, NOTE, FeedServer, paths_of
-from colmet.common.errors import ConfigError, Refused
+from colmet.common.errors import Refused
 from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder, v1
 from colmet.web import feed as reader_module
@@ -235,16 +235,12 @@ def test_the_feed_is_beside_the_control_socket(tmp_path):
     assert paths_of(options("--control-socket", "/run/x/c.sock")) == ["/run/x/c-feed.sock"]
     assert paths_of(options("--control-socket", "")) == []
     assert paths_of(options("--control-socket", "tcp://127.0.0.1:5")) == [""]
-    assert paths_of(options("--http-feed", "/run/f", "--control-socket", "")) == ["/run/f"]
-    assert paths_of(options("--http-feed", "")) == []
     assert all(path.endswith("/collector-feed.sock") for path in paths_of(options()))
 
 
 def test_a_socket_in_use_is_left_alone(path, caplog):
     with sending(path):
         assert FeedServer([path]).path == "" and "in use" in caplog.text
-        with pytest.raises(ConfigError, match="--http-feed"):
-            FeedServer([path], is_required=True)
         assert os.path.exists(path)
     with socket.socket(socket.AF_UNIX) as former:
         former.bind(path)

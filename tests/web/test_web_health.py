@@ -8,7 +8,7 @@ from colmet.common.daemon.checks import NAGIOS
 from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.schema import Batch, Table
-from colmet.common.tables.agent import SCHEMA as AGENT
+from colmet.common.tables.agent import AGENT
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.health import CollectorReport, health_answer, spools_of

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients import database_client
+from colmet.common import database_client
 from colmet.common.config.cli import Options, Rare, period
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.host.files import check_writable, make, reason_with_remedy

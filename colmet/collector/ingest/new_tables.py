@@ -15,7 +15,7 @@ from typing import NamedTuple, Union
 
 from colmet.collector.columns import names_for
 from colmet.collector.ingest.rate_limit import INFINITE, MAX_SENDERS, Budget
-from colmet.common.live.shares import Shares
+from colmet.common.daemon.pacing import Shares
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.tables import column_types, is_declared
 

@@ -182,15 +182,9 @@ class Receiver:
                         self._rates.parsed(used.sender, self._decoder.new_fields)
             elif isinstance(decoded, WireError):
                 raise decoded
-            if (
-                len(decoded.batches) == 1
-                and not (decoded.skipped or decoded.unfit_tables)
-                and self._follows(
-                    message, decoded.batches[0], decoded.checksum, decoded.dialect, peer, user, used, taken
-                )
-            ):
-                return
-            self._fresh(message, decoded, peer, user, used, taken)
+            is_plain = len(decoded.batches) == 1 and not (decoded.skipped or decoded.unfit_tables)
+            if not (is_plain and self._follows(message, decoded, peer, user, used, taken)):
+                self._fresh(message, decoded, peer, user, used, taken)
         except OverBudget as err:
             self._rates.limited[err.budget] += 1
             self._limit(peer, user)
@@ -203,21 +197,12 @@ class Receiver:
         except WireError as err:
             self._reject(err, message, peer)
 
-    def _follows(
-        self,
-        message: bytes,
-        batch: Batch,
-        checksum: int,
-        dialect: str,
-        peer: str,
-        user: str,
-        used: SenderUse,
-        taken: Taken,
-    ) -> bool:
+    def _follows(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> bool:
         """Add the batch of a message that follows the last one of the agent that holds a host's name, as most do.
 
         Return False for any other batch, which `_fresh` decides about: it is not counted.
         """
+        batch, dialect = decoded.batches[0], decoded.dialect
         host, epoch, number = batch.host, batch.epoch, batch.seq
         sender, holder = self.senders.get(host), self._holders.get(host)
         if sender is None or holder is None or (user and user != host):
@@ -228,7 +213,7 @@ class Receiver:
         start = dialect if epoch is None or number is None else epoch
         if not holder.continues(start, peer, bool(user), batch.time_ns, now_ns):
             return False
-        if not (epoch is None or number is None or sender.follow(epoch, number, checksum, self._bounds[1])):
+        if not (epoch is None or number is None or sender.follow(epoch, number, decoded.checksum, self._bounds[1])):
             return False
         self.dialects[dialect] = self.dialects.get(dialect, 0) + 1
         self._count(sender, batch, dialect, now_ns)
@@ -237,7 +222,6 @@ class Receiver:
         return True
 
     def _count(self, sender: Sender, batch: Batch, dialect: str, now_ns: int) -> None:
-        """Count a new batch."""
         rows = batch.row_count
         sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, dialect
         sender.batches += 1
@@ -267,15 +251,10 @@ class Receiver:
         kept = message
         if decoded.unfit_tables or batches != decoded.batches:  # the kept message has the tables of its batch alone
             kept, decoded = v1.encode(batches[0], decoded.checksum), decoded._replace(batches=batches)
-        self._keep(message, kept, decoded, peer, user, used, taken)
+        self._keep(kept, decoded, peer, user, used, taken)
 
-    def _keep(
-        self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken
-    ) -> None:
-        """Note the batches of a message; add the new ones.
-
-        `came` is the message as received, `message` and `decoded` lack dropped rows.
-        """
+    def _keep(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> None:
+        """Note the batches of a message, both without dropped rows; add the new ones."""
         now_ns = time.time_ns()
         fresh = []
         for batch in decoded.batches:

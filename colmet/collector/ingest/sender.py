@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from colmet.common.ranges import Ranges
-from colmet.common.wire.link import Hello
+from colmet.common.wire.link import Hello, Ranges
 
 # Starts of one node with batches that may still come: a node started several times while the collector was away sends
 # all of them, and again if the collector is killed before it has acknowledged them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from colmet.common.live.shares import Shares
+from colmet.common.daemon.pacing import Shares
 
 PIECES = 32  # resolution of the release of waiting bytes: a 32nd of the journal each
 

@@ -14,7 +14,7 @@ from colmet.common.daemon.checks import Finding, Level, fail, good, warn
 from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
 from colmet.common.host.capabilities import has_all
 from colmet.common.host.host import Host
-from colmet.common.host.installation import document, how_to_install
+from colmet.common.text import document, how_to_install
 
 
 def check_modules(target: Target) -> Finding:

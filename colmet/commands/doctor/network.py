@@ -11,7 +11,7 @@ from typing import NamedTuple
 from colmet.commands.doctor.target import Target
 from colmet.common.daemon.checks import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.common.errors import ConfigError
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 
 CONNECT_S = 2.0
 GREETING_S = 8.0  # a busy machine connects at once, and its programs are slow

@@ -22,12 +22,10 @@ from colmet.common.daemon.checks import (
     warn,
 )
 from colmet.common.errors import BackendUnavailable, ColmetError
-from colmet.common.host.capabilities import NUMBERS, bits, has_all, missing
+from colmet.common.host.capabilities import NUMBERS, bits, has_all, missing, suggest
 from colmet.common.host.host import Host
-from colmet.common.host.installation import document
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted, document
 from colmet.node.backend import InputBackend
-from colmet.node.system.privileges import suggest
 
 DELAYACCT = "/proc/sys/kernel/task_delayacct"
 _KEEP = (
@@ -70,8 +68,8 @@ def check_ends(target: Target) -> Finding:
 
 def check_forks(target: Target) -> Finding:
     """Check that the kernel reports forks, by which ended tasks are attributed to jobs."""
-    from colmet.node.kernel.forks import ForkEvents
     from colmet.node.kernel.netlink import Inbox
+    from colmet.node.kernel.task_source import ForkEvents
 
     try:
         ForkEvents(Inbox(1, 1024)).close()
@@ -226,7 +224,7 @@ def check_inotify(target: Target) -> Iterator[Finding]:
 
 def check_rights(target: Target) -> Finding:
     """Check the capabilities that the enabled backends require."""
-    from colmet.node.system.privileges import CORE
+    from colmet.common.host.capabilities import CORE
 
     wanted = set(CORE).union(*[backend.capabilities for backend in target.backends])
     held = _held(target.pid, target.host)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from colmet.commands.doctor.target import COMMAND_S, Target
 from colmet.common.daemon.checks import Finding, Unchecked, fail, good, warn
 from colmet.common.host.host import Host
-from colmet.common.text.quantities import size
+from colmet.common.text import size
 
 LOW_BYTES, LOW_SHARE = 64 << 20, 0.05
 LOW_FILES = 100
@@ -32,14 +32,14 @@ def places(target: Target) -> list[WritableDirectory]:
     options = target.options
     found = []
     if target.side == "node":
+        from colmet.node import state
         from colmet.node.delivery import link
-        from colmet.node.system import state
 
         spool, kept = options.spool_dir, options.state_dir
         if spool is None:
             spool = link.SPOOL_DIRECTORY
         if kept is None:
-            kept = state.default_directory(target.runtime_directory)
+            kept = target.runtime_directory or state.DIRECTORY
         found.append(WritableDirectory("--spool-dir", spool, options.spool_size))
         if kept != target.runtime_directory or target.host.is_directory(kept):  # else systemd makes it at the start
             found.append(WritableDirectory("--state-dir", kept, 0, lasting=False))

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from colmet.common.config.cli import EXIT_CONFIG
 from colmet.common.daemon.checks import Unchecked
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
-from colmet.common.host import python_child
 from colmet.common.host.capabilities import bits
+from colmet.common.host.command import python_command, python_environment
 from colmet.common.host.host import Host
 
 if TYPE_CHECKING:
@@ -322,8 +322,8 @@ def _check_as(side: str, argv: Sequence[str], user: User) -> str | None:
     rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
     try:
         done = subprocess.run(
-            python_child.command(_CHECK.format(side=side, refused=_REFUSED), rights, *argv, "--check-config"),
-            env=python_child.environment(),  # the current directory is the daemon's
+            python_command(_CHECK.format(side=side, refused=_REFUSED), rights, *argv, "--check-config"),
+            env=python_environment(),  # the current directory is the daemon's
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

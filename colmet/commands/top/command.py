@@ -19,12 +19,11 @@ from colmet.commands import remote, selection
 from colmet.commands.top import view
 from colmet.commands.top.remote import RemoteTop
 from colmet.common.config import cli
-from colmet.common.config.suggestions import did_you_mean
+from colmet.common.config.cli import did_you_mean
 from colmet.common.daemon.control import add_client_options, ask
 from colmet.common.errors import ConfigError, Unreachable
-from colmet.common.host.installation import how_to_install
 from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
-from colmet.common.text.clock import Clock
+from colmet.common.text import Clock, how_to_install
 
 EPILOG = """\
 examples:

@@ -21,8 +21,7 @@ from rich.text import Text
 
 from colmet.commands.top.state import Scalar, ScreenState
 from colmet.commands.top.view import Line
-from colmet.common.daemon.signals import Signals
-from colmet.common.daemon.wakeup import Wakeup, readable
+from colmet.common.daemon.wakeup import Signals, Wakeup, readable
 from colmet.common.errors import ColmetError
 
 Ask = Callable[[Mapping[str, Scalar]], dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 from colmet.commands.top import view
 from colmet.commands.top.view import BAD, DIM, KEY, TITLE, Part
-from colmet.common.text.clock import Clock
+from colmet.common.text import Clock
 
 Scalar = Union[str, int, float, bool, None]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.measures import PROCESSES
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 
 Row = Mapping[str, Any]
 NONE = "-"

@@ -8,12 +8,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Union
 
-from colmet.common.config.suggestions import did_you_mean
 from colmet.common.daemon import logs
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 
 EXIT_CONFIG = 2
 DETAIL = "; "  # in a help, outside of parentheses: the rest is for `--help-all`
@@ -165,11 +164,7 @@ class Parser:
             self.error(str(err))
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
-        """Return the options of a command line.
-
-        Raises:
-            UsageError: it is wrong.
-        """
+        """Return the options of a command line; UsageError if it is wrong."""
         has_rest = any(action.nargs == argparse.REMAINDER for action in self.actions)
         options, left = self._argparse.parse_known_args(list(args) if has_rest else list(self._expand(args)))
         if left and self.ignores_unknown:
@@ -314,12 +309,16 @@ def name_of(action: argparse.Action) -> str:
     return str(action.metavar or action.dest)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def positive_seconds(text: str) -> float:
     """Convert a period, an option type: a number of seconds from 0.01 to 86400."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0.01 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
     return value
@@ -327,10 +326,7 @@ def positive_seconds(text: str) -> float:
 
 def positive_number(text: str) -> float:
     """Convert a number above 0 and below 10^9, an option type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r:.100} is not a number above 0")
     return value
@@ -379,3 +375,41 @@ def size_bytes(text: str) -> int:
     if not 1 << 20 <= size < 1 << 60:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size of at least 1M, such as 500M or 4G")
     return size
+
+
+MAX_WORD = 100  # compared characters
+MAX_NAMED = 3
+ALIKE = 0.65  # "system" is not meant by "team"
+
+
+def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return at most `count` known words like a word, the best first; case, dashes and underscores are ignored.
+
+    The minimum similarity `cutoff` is from 0 to 1.
+    """
+    import difflib  # here: it is large, and rarely needed
+
+    forms = {_form(one): one for one in known}
+    form = _form(word[:MAX_WORD])
+    begins = [one for one in forms if len(form) > 2 and one.startswith(form)]
+    like = difflib.get_close_matches(form, forms, n=count, cutoff=cutoff)
+    best = like if like and like[0] == form else [*begins, *like]
+    return [forms[one] for one in dict.fromkeys(best)][:count]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message, ``; did you mean ...?``, or nothing if no known word is near.
+
+    If none is, it names those that begin with a word near it: memory_peak for memori.
+    """
+    words = list(known)
+    found = near(word, words, cutoff=ALIKE)
+    if not found:
+        beginnings = {known_word: _form(known_word).partition("-")[0] for known_word in words}
+        beginning = near(word, beginnings.values(), cutoff=ALIKE)
+        found = [known_word for known_word in words if beginnings[known_word] in beginning][:MAX_NAMED]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _form(word: str) -> str:
+    return word.lower().replace("_", "-").lstrip("-")

@@ -83,9 +83,7 @@ def _only_line(option: str, path: str, content: bytes) -> str:
 def create(option: str, path: str, content: bytes) -> None:
     """Write a secret to a new file, for its owner alone.
 
-    Raises:
-        FileExistsError: it exists.
-        ConfigError: it cannot be written.
+    Raises FileExistsError if it exists; ConfigError if it cannot be written.
     """
     _require_name(option, path)
     try:

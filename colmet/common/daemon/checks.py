@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar, Union
 from colmet import __version__
 from colmet.common.errors import ColmetError
 from colmet.common.host import capabilities
-from colmet.common.host.deadline import Call
-from colmet.common.text.text_layout import printable, wrap
+from colmet.common.host.command import Call
+from colmet.common.text import printable, wrap
 
 BOUND_S = 10.0
 MAX_WARNINGS = 10
@@ -60,14 +60,9 @@ class Check(NamedTuple):
     group: str  # heading of its findings
     name: str
     sides: tuple[str, ...]  # daemons it applies to
-    function: Callable[[Any], Findings]  # the first line of its docstring names the object of the check
+    function: Callable[[Any], Findings]
     fine: str = ""  # the finding if the function has none
     bound_s: float = BOUND_S  # seconds after which it is abandoned
-
-    @property
-    def about(self) -> str:
-        """Return the first line of the function's docstring."""
-        return (self.function.__doc__ or "").partition("\n")[0]
 
     def run(self, target: Any) -> list[Finding]:
         """Return the findings about a daemon."""
@@ -148,9 +143,7 @@ def take_warnings() -> list[str]:
 def bounded(function: Callable[[], T], bound_s: float) -> T:
     """Return the result of a function that runs in a thread, abandoned after a timeout.
 
-    Raises:
-        TimedOut: it had not returned by then.
-        Exception: as the function raises.
+    Raises TimedOut if it had not returned by then; Exception as the function raises.
     """
     call = Call(function, "check")
     if not call.wait(bound_s):

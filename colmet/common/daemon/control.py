@@ -306,7 +306,6 @@ class ControlServer:
         self._thread.join(2 * ERRAND_S)
 
     def _run(self) -> None:
-        """Serve, in the thread."""
         with self._selector as selector:
             selector.register(self._wakeup.fd, selectors.EVENT_READ)
             selector.register(self._socket, selectors.EVENT_READ)
@@ -432,11 +431,8 @@ def _is_in_use(path: str) -> bool:
 def ask(place: str | None, daemon: str, request: Request, timeout_s: float = 2 * ERRAND_S) -> dict[str, Any]:
     """Send a request to a daemon, "node" or "collector", at `place` or its default socket; return its reply.
 
-    Raises:
-        Unreachable: no daemon is there, this user may not connect, or it did not reply.
-        Refused: it rejected the request.
-        WireError: the reply is invalid.
-        ConfigError: there can be no socket of that name.
+    Raises Unreachable if no daemon is there, this user may not connect, or it did not reply; Refused if it rejected the
+    request; WireError if the reply is invalid; ConfigError if there can be no socket of that name.
     """
     if place is not None and "://" in place:
         raise ConfigError(f"{OPTION} {place}: not a path; a daemon of another machine is asked there, as with ssh")

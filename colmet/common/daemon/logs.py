@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import traceback
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"
 STDERR = 2  # descriptor
-_TIMED = re.compile(r"[-\d]{10} [:,\d]+ ((DEBUG|INFO|WARNING|ERROR|CRITICAL) .*)", re.DOTALL)
 # sd-daemon(3); a line without a prefix is information
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
@@ -39,13 +37,6 @@ def visible(text: str, kept: str = "") -> str:
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text])
-
-
-def passed_on(line: str) -> str:
-    """Return a line of another process's log as this one's: in the journal without its time, if it has a level."""
-    line = visible(line)
-    found = _TIMED.fullmatch(line)
-    return f"{priority(found[2])}{found[1]}" if found and is_journal() else line
 
 
 class LineFormatter(logging.Formatter):

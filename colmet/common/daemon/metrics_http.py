@@ -21,9 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from colmet.common.config import cli
-from colmet.common.config.configuration import require
+from colmet.common.daemon.daemon_health import CONTENT_TYPE, Family, render
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.daemon.prometheus_text import CONTENT_TYPE, Family, render
 from colmet.common.errors import ColmetError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--metrics-jobs", action="store_true", help=cli.Rare("serve the latest values of every job there as well")
     )
-    require(parser, OPTION, "--metrics-jobs")
+    parser.require(OPTION, "--metrics-jobs")
 
 
 def resolve(listen: ListenAddress, option: str) -> tuple[int, tuple[object, ...]]:

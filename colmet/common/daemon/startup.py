@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from colmet import __version__
 from colmet.common.config import cli, configuration
 from colmet.common.config.cli import EXIT_CONFIG, DefaultBound, Options, Rare, bound, whole_number
-from colmet.common.config.reload import Settings, verbosity
-from colmet.common.daemon import logs, service_unit
+from colmet.common.config.configuration import Settings, verbosity
+from colmet.common.daemon import logs, systemd
 from colmet.common.errors import ColmetError, ConfigError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run_daemon(
     classes = backends.classes
     read = configuration.Configuration(lambda: backends.parser(build_parser), argv)
     try:
-        own = service_unit.find(read.program) if read.is_check else None
+        own = systemd.find_unit(read.program) if read.is_check else None
         if own is not None and not own.enter():
             own = None
         options = read.read_for_start()

@@ -8,8 +8,7 @@ from typing import Any, Union
 
 from colmet.common.daemon.checks import DaemonVerdict, Finding, Level, fail, good, warn
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
-from colmet.common.host.installation import document
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted, document
 
 SETTLED_S = 10.0  # time for a node to reach a running collector
 JUST_STARTED = ("not heard of yet",)

@@ -1,9 +1,10 @@
-"""Linux capabilities: those of this process, those that it can get, and dropping of the others."""
+"""Linux capabilities: those of this process, those that it can get, those that the agent keeps, and dropping."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import pwd
 import stat
@@ -11,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from colmet.common.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # include/uapi/linux/capability.h
 NUMBERS = {
@@ -24,6 +27,8 @@ NUMBERS = {
 }
 # A capability that includes another one: before Linux 5.8 there is no CAP_PERFMON.
 STRONGER = {"CAP_PERFMON": "CAP_SYS_ADMIN"}
+# Needed by any backend: the processes of jobs are read to attribute them to jobs.
+CORE = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))
 _MACHINE = "user:[4026531837]"  # the first user namespace: PROC_USER_INIT_INO of include/linux/proc_ns.h
 _VERSION_3 = 0x20080522  # two words for each set
 _PR_SET_KEEPCAPS = 8
@@ -79,10 +84,9 @@ def missing(names: Iterable[str], mask: int) -> list[str]:
 
 
 def keep(kept: int) -> None:
-    """Drop, for good, all capabilities of this thread but `kept`, a bit for each. Its child processes get no more.
+    """Drop, for good, all capabilities of this thread but `kept`, a bit for each; its child processes get no more.
 
-    Raises:
-        OSError: the system refuses; some may be gone.
+    OSError: the system refuses; some may be gone.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -181,3 +185,51 @@ def _owner(path: str) -> tuple[int, str]:
                 "the user of the collector, as with sudo -u colmet"
             )
     return 0, ""
+
+
+def choose(wanted: Iterable[str], held: int) -> frozenset[str]:
+    """Return the wanted capabilities that can be kept of those held, a bit for each."""
+    names = set(wanted)
+    names |= {STRONGER[name] for name in STRONGER.keys() & names if not held & bits([name])}
+    return frozenset(name for name in names if held & bits([name]))
+
+
+def find_lacking(*names: str) -> list[str]:
+    """Return the capabilities that this process has not over the machine."""
+    return missing(names, held() if hold_for_machine() else 0)
+
+
+def suggest(*names: str) -> str:
+    """Return how to start the agent so that the system permits what needs these capabilities, and is refused here."""
+    lacking = find_lacking(*names)
+    if not hold_for_machine():
+        return "start colmet-node outside of this user namespace (rootless container), as root of the machine"
+    if not lacking:
+        return "see which security module or seccomp filter refuses it (container: --security-opt seccomp=unconfined)"
+    if withheld := missing(lacking, bounding()):
+        given = " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in withheld])
+        return f"start the container with {given} (unit: CapabilityBoundingSet=), or colmet-node outside of it"
+    return f"start colmet-node as root, or give it {', '.join(lacking)}"
+
+
+def drop(wanted: Iterable[str]) -> None:
+    """Give up, for good, all capabilities but these and `CORE`. A process without CAP_SYS_PTRACE gives up nothing.
+
+    Running threads keep theirs, so this precedes the start of any. Programs started later have no more capabilities
+    than this thread. An error of the system is logged once, and the agent continues with unchanged privileges.
+    """
+    try:
+        held = permitted()
+        if not held:
+            return
+        if not held & bits(["CAP_SYS_PTRACE"]):
+            # Without it the kernel refuses /proc/<pid>/io of each process with a capability that is not in effect
+            # here (cap_ptrace_access_check of security/commoncap.c): root's jobs in a container, for instance.
+            log.info("privileges kept: all, as CAP_SYS_PTRACE is missing")
+            return
+        names = choose(CORE.union(wanted), held)
+        keep(bits(names))
+    except OSError as err:
+        log.warning("cannot drop privileges, the agent keeps all it has: %s", err)
+    else:
+        log.info("privileges kept: %s", ",".join(sorted(names)) or "none")

@@ -1,4 +1,4 @@
-"""External programs run with a deadline, a bounded answer and complete clean-up."""
+"""External programs run with a deadline, a bounded answer and complete clean-up, and calls that may hang for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from colmet.common.errors import CommandFailed
 
@@ -213,7 +213,6 @@ class Command:
 
 
 def _file_of(content: bytes) -> IO[bytes]:
-    """Return an unnamed file, to be read from its start."""
     import tempfile  # the agent needs none
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -241,3 +240,76 @@ def _ending(status: int, said: str) -> str:
     if not text:
         return ending
     return f"{ending}: {text if len(text) <= MAX_SAID else text[:MAX_SAID] + '...'}"
+
+
+T = TypeVar("T")
+POLL_S = 0.1  # between two looks at whether the program is to stop
+
+
+class Call(Generic[T]):
+    """A call in a thread of its own, begun now. If it hangs, the thread does, and nothing else.
+
+    Args:
+        function: what is called.
+        name: of the thread.
+
+    Attributes:
+        began: by the monotonic clock.
+        ended_ns: its end, since the epoch; 0 before.
+    """
+
+    def __init__(self, function: Callable[[], T], name: str) -> None:
+        self.began = time.monotonic()
+        self.ended_ns = 0
+        self._function: Callable[[], T] | None = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            assert self._function is not None
+            self._result = self._function()
+        except BaseException as err:  # noqa: BLE001 - raised again where the result is taken
+            self._error = err
+        self._function = None
+        self.ended_ns = time.time_ns()
+
+    def wait(self, timeout_s: float, stopping: Callable[[], bool] = lambda: False, grace_s: float = 1.0) -> bool:
+        """Wait for the end; return whether it has come.
+
+        Args:
+            timeout_s: the longest time.
+            stopping: whether the program is to stop; is called ten times a second. From then on it waits for `grace_s`.
+            grace_s: as `stopping` says.
+        """
+        end = time.monotonic() + timeout_s
+        is_stopping = False
+        while self.thread.is_alive() and (left_s := end - time.monotonic()) > 0:
+            self.thread.join(min(POLL_S, left_s))
+            if not is_stopping and stopping():
+                end, is_stopping = min(end, time.monotonic() + grace_s), True
+        return bool(self.ended_ns)
+
+    def result(self) -> T:
+        """Return what the ended call has returned, or raise its exception."""
+        if self._error is not None:
+            raise self._error
+        result: T = self._result
+        return result
+
+
+# `python -c` searches the current directory first, possibly another user's, whose modules would then have the rights of
+# this process. An empty path is that directory. `sys` is built in: it is found without a search.
+SAFE_PATH = "import sys; sys.path[:] = filter(None, sys.path)"
+
+
+def python_command(statement: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command line of a Python that runs a statement, of one line or more, with these arguments."""
+    return sys.executable, "-c", f"{SAFE_PATH}\n{statement}", *arguments
+
+
+def python_environment() -> dict[str, str]:
+    """Return this process's environment, with the paths that it has modules from, less the current directory."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

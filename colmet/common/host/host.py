@@ -103,13 +103,11 @@ def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
 
 
 def _whole(fd: int) -> bytes:
-    """Return the whole content of a file of /proc, /sys or a cgroup."""
     data = os.pread(fd, _FIRST_READ, 0)
     return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
 
 def _rest(fd: int, offset: int) -> bytes:
-    """Return the content of a file after `offset`."""
     parts: list[bytes] = []
     while True:
         part = os.pread(fd, 1 << 16, offset)
@@ -170,24 +168,11 @@ class PrivateDirectory:
         self._locks.clear()
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Return a whole file.
-
-        Raises:
-            OSError: it does not exist, is a link or no plain file, or is larger than `max_bytes`.
-        """
+        """Return a whole file; OSError for a link, for what is no plain file, and for one above `max_bytes`."""
         return _plain(name, max_bytes, self._fd)
 
     def write(self, name: str, data: bytes, *, durable: bool = False) -> None:
-        """Replace a file, or create it; a reader finds the former content or the new one.
-
-        Args:
-            name: of the file.
-            data: its content.
-            durable: whether it survives a power failure; waits for the disk.
-
-        Raises:
-            OSError: it cannot be written; the former content stays.
-        """
+        """Replace a file, or create it, as `write_whole`."""
         write_whole(name, data, directory=self._fd, durable=durable)
 
     def create(self, name: str) -> int:
@@ -276,11 +261,7 @@ class Host:
             os.close(fd)
 
     def read_plain(self, path: str, max_bytes: int) -> bytes:
-        """Return a whole file of another user.
-
-        Raises:
-            OSError: it does not exist, is a link or no plain file, or is larger than `max_bytes`.
-        """
+        """Return a whole file of another user; errors as of `PrivateDirectory.read`."""
         return _plain(self.root + path, max_bytes)
 
     def write_new(self, path: str, data: bytes) -> None:
@@ -320,14 +301,9 @@ class Host:
         hide: Iterable[str] = (),
         statuses: Sequence[int] = (0,),
     ) -> Command:
-        """Return a program for repeated runs; a name without a path is searched in PATH and the usual directories.
+        """Return a program for repeated runs, arguments as of `Command`.
 
-        Args:
-            argv: program and arguments.
-            deadline_s: longest duration of one run in seconds.
-            env: added to the environment.
-            hide: words masked in every text of this command, such as passwords.
-            statuses: exit statuses with a valid answer.
+        A name without a path is searched in PATH and the usual directories.
         """
         made = Command(argv, deadline_s, self.program, env, hide, statuses=statuses)
         with self._commands_lock:

@@ -287,7 +287,7 @@ class Processes:
 
     def _note(self, work: _Work, reader: _ReaderThread) -> None:
         if work.place < 0:  # the thread has not begun
-            question = Question(-(reader.thread.native_id or 1), "colmet-node", _nothing)
+            question = Question(-(reader.thread.native_id or 1), "colmet-node", lambda: None)
         else:
             question = work.questions[work.order[work.place]]
         reader.cpu_ns -= (counted := reader.cpu_ns)
@@ -329,7 +329,3 @@ class Processes:
 def _end_all(readers: list[_ReaderThread]) -> None:
     while readers:
         readers.pop().end()
-
-
-def _nothing() -> None:
-    """Do nothing: the question of a thread that has not begun."""

@@ -21,8 +21,7 @@ from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, 
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables, TablePair
 from colmet.common.live.user_names import UserNames
 from colmet.common.measures import CGROUP_TABLE, Measure
-from colmet.common.schema import Field, Schema
-from colmet.common.units import UNITS
+from colmet.common.schema import UNITS, Field, Schema
 
 MAX_ROWS = 5000  # of one reply
 ROWS = 500
@@ -107,14 +106,11 @@ class Top:
         self._name_of = names or UserNames()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request.
+        """Return the reply to a request; Refused if a value cannot be used.
 
         The request may give the `view` (jobs, nodes, or one `job`, with its number as `job`), the key to `sort` by,
         `reverse`, a selection (`user`, a `node` of the jobs, or a `text`: part of the name of the user or of a node, or
         the start of the job's number), and the maximum number of rows (`limit`).
-
-        Raises:
-            Refused: a value cannot be used.
         """
         asked = TopQuery.of(request)
         now, now_ns = self._monotonic(), self._now_ns()

@@ -1,4 +1,4 @@
-"""The catalogue: all tables sent by Colmet, one module of declarations for each source. Nothing here measures."""
+"""The catalogue: all tables sent by Colmet, in modules by subject, and columns of several. Nothing here measures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,31 @@ import importlib
 from collections.abc import Mapping
 from functools import lru_cache
 
-from colmet.common.schema import Schema
+from colmet.common.schema import Schema, counter, gauge
 
-MODULES = (
-    *("taskstats", "cgroup", "procstats", "jobproc", "perfhw", "rapl", "temperature", "ipmipower", "infiniband"),
-    *("lustre", "nvidia", "mapping", "agent", "completeness", "facility"),
+MODULES = ("tasks", "cgroup", "procstats", "power", "network", "nvidia", "agent", "facility")
+
+# Of every backend that measures several things of a kind.
+PART_FAILURES = counter(
+    *("part_failures", "count"),
+    "Unreadable zones, sensors, ports, mounts and values of GPUs; their values are missing.",
+    "the backend that measures them",
+)
+# Of every backend in a thread of its own.
+LEFT_OUT = counter("left_out", "count", "Ticks without rows, the measurement before not having ended.", "the agent")
+LATE = counter("late", "count", "Measurements that ended after their deadline.", "the agent")
+_ASKER = "the backend that asks programs"
+COMMANDS = counter("commands", "count", "Programs started.", _ASKER)
+COMMANDS_KILLED = counter("commands_killed", "count", "Programs killed at their deadline.", _ASKER)
+
+# Columns that distinguish the runs of a job: of a number that is used again, and of a clock that is set.
+RUN, UPTIME = "run", "uptime"
+RUN_FIELDS = (
+    gauge(
+        *(RUN, "none", "Which run of the job it is of: a number that every other run of the job has another one of."),
+        "inode number of the job's cgroup and the machine's boot id, as a checksum",
+    ),
+    gauge(UPTIME, "sec", "Time since the machine's boot, at the time of the row.", "CLOCK_BOOTTIME"),
 )
 
 

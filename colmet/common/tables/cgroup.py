@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge, label
-from colmet.common.tables.runs import RUN_FIELDS
+from colmet.common.tables import RUN_FIELDS
 
 USER_BYTES = 64
 
@@ -122,7 +122,7 @@ SCHEMA = Schema(
     ],
 )
 
-AGENT_COUNTERS = (
+CGROUP_COUNTERS = (
     counter("file_failures", "count", "Unreadable or unparsable files of cgroups.", "the cgroup backend"),
     counter(
         *("overattributed", "count", "Rows with more CPU time attributed than the cgroup had used."),

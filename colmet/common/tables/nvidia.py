@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Schema, counter, gauge, label
-from colmet.common.tables.agent_counters import PART_FAILURES
+from colmet.common.tables import PART_FAILURES
 
 MAX_JOBS = 256  # bytes of the ids of the jobs that hold or use a GPU
 _ECC, _MEMORY, _RATES = "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"
@@ -112,7 +112,7 @@ JOBS = Schema(
     ],
 )
 
-AGENT_COUNTERS = (
+NVIDIA_COUNTERS = (
     counter("gpus_lost", "count", "GPUs without an answer, once a sample.", "the nvidia backend"),
     PART_FAILURES,
     counter("jobs_unread", "count", "Failed reads of a job's processes.", "the nvidia backend"),

@@ -5,10 +5,8 @@ No call blocks longer than its timeout.
 
 from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client, new_pair
-from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
-from colmet.common.transport.link import Called, LinkClient, LinkServer
-from colmet.common.transport.uris import check_target, check_uri, link_uri
-from colmet.common.transport.waiting import Socket, wait
+from colmet.common.transport.ports import Socket, check_target, check_uri, link_uri, wait
+from colmet.common.transport.sockets import MAX_RECEIVED_BYTES, Called, LinkClient, LinkServer, Pull, Push, Received
 
 __all__ = [
     "MAX_RECEIVED_BYTES",

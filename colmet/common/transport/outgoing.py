@@ -12,8 +12,7 @@ import zmq
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport.curve import Client
-from colmet.common.transport.uris import check_target
-from colmet.common.transport.waiting import Socket, monitor_address
+from colmet.common.transport.ports import Socket, check_target, monitor_address
 
 ANEW_S = 60.0
 CONNECT_TIMEOUT_MS = 5000

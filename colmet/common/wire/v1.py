@@ -104,10 +104,8 @@ class SchemaCache:
 
         Without a description, the start of the digest is enough.
 
-        Raises:
-            Undescribed: the description is `LEFT_OUT`, and the digest is new.
-            WireError: it is not a schema.
-            OverBudget: it has more fields than allowed.
+        Raises Undescribed if the description is `LEFT_OUT`, and the digest is new; WireError if it is not a schema;
+        OverBudget if it has more fields than allowed.
         """
         if type(digest) is not bytes or not (type(description) is bytes or description is LEFT_OUT):
             raise WireError("a table's digest or description is not a byte string")
@@ -292,10 +290,8 @@ def decode(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int]:
     one of Colmet's own names and other kinds of values is dropped, and counted by `schemas`: its first sender would
     define columns unfit for the values of all others. This is the collector's innermost loop: one pass.
 
-    Raises:
-        Undescribed: it is in the short form, and `schemas` lacks one of its descriptions.
-        WireError: the message is not a whole, allowed batch of version 1.
-        OverBudget: its descriptions have more fields than `schemas` allows.
+    Raises Undescribed if it is in the short form, and `schemas` lacks one of its descriptions; WireError if the message
+    is not a whole, allowed batch of version 1; OverBudget if its descriptions have more fields than `schemas` allows.
     """
     version = None
     if message and len(message) <= MAX_SMALL_BYTES and message[0] == FIXMAP_OF_ALL_KEYS:

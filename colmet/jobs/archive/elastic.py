@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common.clients import database_client
-from colmet.common.clients.database_client import DatabaseClient
+from colmet.common import database_client
+from colmet.common.database_client import DatabaseClient
 from colmet.common.errors import OutputUnavailable
 from colmet.jobs.archive import queries
 from colmet.jobs.archive.derived import ANSWERS, LISTED

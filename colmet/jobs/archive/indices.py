@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet import __version__
-from colmet.common.clients.database_client import DatabaseClient, Response, reason_of
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.database_client import DatabaseClient, Response, reason_of
 from colmet.common.errors import OutputUnavailable
-from colmet.common.host.installation import document
+from colmet.common.text import document
 from colmet.jobs.archive.documents import forms
 
 log = logging.getLogger(__name__)

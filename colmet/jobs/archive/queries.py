@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.config import cli
+from colmet.common.config.cli import did_you_mean
 from colmet.common.config.configuration import file_text, parse
-from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.columns import REAL, STATES, JobColumn

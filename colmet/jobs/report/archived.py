@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from colmet.common.errors import ColmetError
-from colmet.common.tables.runs import RUN
+from colmet.common.tables import RUN
 from colmet.jobs.advice import advise
 from colmet.jobs.archive.queries import ArchivedJob, JobArchive, JobFilter
 from colmet.jobs.figures import Report

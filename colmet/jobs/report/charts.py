@@ -16,10 +16,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from colmet.common.errors import ConfigError
-from colmet.common.host.installation import how_to_install
 from colmet.common.lines import Line, shown
-from colmet.common.text.clock import UTC, Clock
-from colmet.common.units import Unit
+from colmet.common.schema import Unit
+from colmet.common.text import UTC, Clock, how_to_install
 from colmet.stored.curves import Band, band, thinned
 
 # Else it logs warnings about fonts, and about its cache if the home directory is not writable.

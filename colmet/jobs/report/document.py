@@ -6,9 +6,8 @@ import math
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from colmet.common.completeness import JobGap
 from colmet.common.errors import ColmetError
-from colmet.common.lines import LONGEST, shown
+from colmet.common.lines import LONGEST, JobGap, shown
 from colmet.jobs import figures as model
 from colmet.jobs.figures import Report
 from colmet.jobs.report.ending import ending_of

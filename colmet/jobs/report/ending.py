@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from colmet.common.lines import shown
-from colmet.common.text.quantities import count, duration, size
+from colmet.common.text import count, duration, size
 from colmet.jobs import columns
 from colmet.jobs.figures import BatchFacts, Ending, Number, Report
 

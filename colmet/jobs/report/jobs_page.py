@@ -12,7 +12,7 @@ import numpy as np
 
 from colmet import __version__
 from colmet.common.lines import shown
-from colmet.common.text.quantities import UNKNOWN, counted, duration, energy, rough_percent, size, some_of, utc
+from colmet.common.text import UNKNOWN, counted, duration, energy, rough_percent, size, some_of, utc
 from colmet.jobs import footprint
 from colmet.jobs.archive.queries import Row
 from colmet.jobs.columns import FOOTPRINT

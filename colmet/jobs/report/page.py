@@ -17,9 +17,8 @@ from rich.text import Text
 
 from colmet import __version__
 from colmet.common.lines import shown
-from colmet.common.text.clock import UTC, Clock
-from colmet.common.text.quantities import counted, percent
-from colmet.common.units import UNITS, Unit
+from colmet.common.schema import UNITS, Unit
+from colmet.common.text import UTC, Clock, counted, percent
 from colmet.jobs.figures import Curve, HostFigures, Number, Report
 from colmet.jobs.report import charts
 from colmet.jobs.report.charts import TextRow

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from colmet.common.lines import LONGEST, shown, text_of
-from colmet.common.text.clock import Clock
-from colmet.common.text.quantities import UNKNOWN, cores, count, duration, percent, rough_percent, size, utc
+from colmet.common.text import UNKNOWN, Clock, cores, count, duration, percent, rough_percent, size, utc
 from colmet.jobs.advice import CPU_WAIT_SOME, LEAST_WALL_S, MEMORY_SPARE, over
 from colmet.jobs.columns import RUNNING
 from colmet.jobs.figures import Advice, BatchFacts, GpuUse, Judgement, Number, Report, Use, ratio

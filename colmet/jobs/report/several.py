@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from colmet.common.text.quantities import some_of
+from colmet.common.text import some_of
 from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row, task_parts
 from colmet.jobs.columns import DONE, ENDED, RUNNING

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from colmet.common.lines import text_of
 from colmet.common.measures import PROCESSES, TASKS
-from colmet.common.text.clock import UTC, Clock
-from colmet.common.text.quantities import (
+from colmet.common.text import (
     UNKNOWN,
+    UTC,
+    Clock,
     cores,
     count,
     counted,

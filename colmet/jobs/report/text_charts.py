@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.lines import Line, shown
-from colmet.common.text.clock import Clock
-from colmet.common.text.quantities import counted
-from colmet.common.units import Unit
+from colmet.common.schema import Unit
+from colmet.common.text import Clock, counted
 
 BARS = " ▁▂▃▄▅▆▇█"
 ASCII_BARS = " .:#"

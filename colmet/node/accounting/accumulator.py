@@ -3,13 +3,21 @@
 A task's counters exist as long as the task. A job's counter is the sum over its tasks: the present values of live
 tasks, and the final values of ended ones (or, without these, the last values read). Usage of a task before its
 migration to the job is subtracted. A gauge is the sum over the live tasks alone.
+
+The totals are kept across a restart of the agent, in this form::
+
+    length of the head, 4 bytes | head, JSON: fields, jobs, waits | arrays of 64-bit integers, job by job:
+        floor (1 row, if present), sums (2 rows), keys of tasks, values of tasks (a row each)
+    and at the end, job by job: the dropped waits of its tasks (a row each)
 """
 
 from __future__ import annotations
 
+import json
+import struct
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from typing import Union
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +29,17 @@ Place = Union[slice, npt.NDArray[np.intp]]  # positions of former tasks among th
 
 
 class _JobTasks:
-    """The tasks of one job.
-
-    Attributes:
-        keys, values: live tasks as of the last tick.
-        ended: the fold of ended tasks.
-        before: the sum of the usage of migrated tasks before their arrival.
-        floor: totals reported before; counters are never lower.
-        final, final_count: final values of ended tasks not yet folded into `ended`, and their number.
-    """
+    """The tasks of one job."""
 
     __slots__ = ("before", "ended", "final", "final_count", "floor", "keys", "values")
 
     def __init__(self, width: int) -> None:
-        self.keys: Ints = np.empty(0, dtype=np.int64)
+        self.keys: Ints = np.empty(0, dtype=np.int64)  # live tasks as of the last tick
         self.values: Ints = np.empty((0, width), dtype=np.int64)
-        self.ended: Ints | None = None
-        self.before: Ints | None = None
-        self.floor: Ints | None = None
-        self.final: list[Ints] = []
+        self.ended: Ints | None = None  # the fold of ended tasks
+        self.before: Ints | None = None  # the sum of the usage of migrated tasks before their arrival
+        self.floor: Ints | None = None  # totals reported before; counters are never lower
+        self.final: list[Ints] = []  # final values of ended tasks not yet folded into `ended`
         self.final_count = 0
 
 
@@ -308,3 +308,76 @@ def as_values(schema: Schema, totals: Ints) -> dict[str, int | None]:
     """Return totals as the values of a sample."""
     numbers: Sequence[int] = totals.tolist()
     return {name: None if n == MISSING_INT else n for name, n in zip(schema.names, numbers)}
+
+
+_HEAD = struct.Struct("<I")
+
+
+class KeptJob(NamedTuple):
+    """State of one job in the agent: see `Accumulator.keep` and `restore`."""
+
+    identity: str  # of the job, see `Job.identity`
+    sums: Ints  # shape (2, fields)
+    keys: Ints  # its tasks, shape (n,)
+    values: Ints  # their values, shape (n, fields)
+    excess: Ints  # their dropped waits, shape (n, waits), see `PlausibleWaits.excess`; not packed without waits
+    floor: Ints | None  # lower bounds of the counters, shape (fields,)
+    beyond_ns: int  # CPU time in no record
+    ended: int  # number of its ended tasks
+
+
+def pack_totals(jobs: Mapping[int, KeptJob], fields: Sequence[str], waits: int) -> bytes:
+    """Return the bytes to keep, of jobs by their ids.
+
+    Args:
+        jobs: the jobs.
+        fields: names of the columns of their values.
+        waits: number of columns of `KeptJob.excess`.
+    """
+    head, arrays, excess = [], [], []
+    for job_id, job in jobs.items():
+        if job.floor is not None:
+            arrays.append(job.floor)
+        arrays += [job.sums, job.keys, job.values]
+        excess.append(job.excess)
+        has_floor = job.floor is not None
+        one = {"job": job_id, "identity": job.identity, "tasks": len(job.keys), "floor": has_floor}
+        head.append({**one, "beyond": job.beyond_ns, "ended": job.ended})
+    text = json.dumps({"fields": fields, "jobs": head, "waits": waits}).encode()
+    arrays += excess if waits else []
+    return b"".join([_HEAD.pack(len(text)), text, *[np.ascontiguousarray(array).data for array in arrays]])
+
+
+def unpack_totals(data: bytes, fields: Sequence[str], waits: int) -> dict[int, KeptJob]:
+    """Return the jobs given to `pack_totals`; ValueError if another form, or of another version of Colmet."""
+    try:
+        return _unpack(data, fields, waits)
+    except (KeyError, TypeError, OverflowError, struct.error) as err:
+        raise ValueError(f"{type(err).__name__}: {err}") from err
+
+
+def _unpack(data: bytes, fields: Sequence[str], waits: int) -> dict[int, KeptJob]:
+    (length,) = _HEAD.unpack_from(data)
+    head = json.loads(data[_HEAD.size : _HEAD.size + length])
+    if head["fields"] != list(fields):
+        raise ValueError("other columns")
+    width, kept_waits, place = len(fields), int(head["waits"]), _HEAD.size + length
+    if kept_waits not in (0, waits):
+        raise ValueError("other waits")
+
+    def take(rows: int, columns: int) -> Ints:
+        nonlocal place
+        array = np.frombuffer(data, "<i8", rows * columns, place).reshape(rows, columns)
+        place += array.nbytes
+        return array.astype(np.int64)
+
+    jobs = {}
+    for one in head["jobs"]:
+        floor = take(1, width)[0] if one["floor"] else None
+        sums, keys, values = take(2, width), take(one["tasks"], 1)[:, 0], take(one["tasks"], width)
+        none = np.zeros((len(keys), waits), dtype=np.int64)
+        counts = int(one["beyond"]), int(one["ended"])
+        jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, *counts)
+    for job_id, job in jobs.items() if kept_waits else ():
+        jobs[job_id] = job._replace(excess=take(len(job.keys), waits))
+    return jobs

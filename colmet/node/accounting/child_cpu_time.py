@@ -16,32 +16,23 @@ from collections.abc import Set as AbstractSet
 
 from colmet.common.host.host import Host
 from colmet.common.host.processes import NoAnswer
-from colmet.node.kernel.procstat import Stat, ask_stats
+from colmet.node.kernel.textfiles import Stat, ask_stats
 
 _MAX_ANCESTORS = 64  # ended ones, up to the nearest live one
 
 
 class _Parent:
-    """A live process with ended descendants.
-
-    Attributes:
-        job: its job.
-        came: whether it has migrated from elsewhere: its children until then were not of the job.
-        counted_ns: CPU time in the records of descendants with this process as nearest live ancestor, and found beyond.
-        estimated_ns: estimate of the time beyond, not found yet; may be negative for a single parent.
-        base_ns: time charged to it before its descendants' records were counted; None until it is read.
-        charged_ns: time charged to it; None until it is read again.
-    """
+    """A live process with ended descendants."""
 
     __slots__ = ("base_ns", "came", "charged_ns", "counted_ns", "estimated_ns", "job")
 
     def __init__(self, job: int) -> None:
         self.job = job
-        self.came = False
-        self.counted_ns = 0
-        self.estimated_ns = 0
-        self.base_ns: int | None = None
-        self.charged_ns: int | None = None
+        self.came = False  # whether it has migrated from elsewhere: its children until then were not of the job
+        self.counted_ns = 0  # in records of descendants with it as nearest live ancestor, and found beyond
+        self.estimated_ns = 0  # estimate of the time beyond, not found yet; may be negative for a single parent
+        self.base_ns: int | None = None  # charged before its descendants' records were counted; None until it is read
+        self.charged_ns: int | None = None  # time charged to it; None until it is read again
 
 
 class ChildCpuTime:
@@ -55,11 +46,10 @@ class ChildCpuTime:
         settle()  charged - base - counted = CPU time beyond the records
 
     Args:
-        host: the machine.
         owner: returns the job of a live process, None without one.
         without_owner: returns the processes for which `owner` returns None.
         now_ns: time since boot; the exit records of children of an older process may be missing.
-        party: returns the party that can delay the reading of a job's processes (`system.processes`).
+        party: returns the party that can delay the reading of a job's processes (`host.processes`).
     """
 
     AT_ONCE = 4  # processes read at once, those with the most CPU time in records first
@@ -122,13 +112,7 @@ class ChildCpuTime:
     def add(
         self, ids: Sequence[Sequence[int]], counted_ns: Iterable[int], beyond_ns: Iterable[int] = itertools.repeat(0)
     ) -> None:
-        """Add exit records of jobs.
-
-        Args:
-            ids: thread, process and parent process of each.
-            counted_ns: CPU time in each.
-            beyond_ns: an estimate of the CPU time missing in it.
-        """
+        """Add exit records: thread, process and parent of each, the CPU time in it and an estimate of that missing."""
         if len(self._heirs) > self.MAX_PARENTS:
             self._former_heirs, self._heirs = self._heirs, {}
         heirs, parents = self._heirs, self._parents
@@ -214,9 +198,5 @@ class ChildCpuTime:
         return max(0, amount - debt)
 
     def _stats(self, jobs: Mapping[int, int]) -> dict[int, Stat | NoAnswer | None]:
-        """Return the stat of each process; None for ended ones.
-
-        Args:
-            jobs: the job of each process.
-        """
+        """Return the stat of each process of these jobs; None for ended ones."""
         return dict(zip(jobs, ask_stats(self._host, [(pid, self._party(job)) for pid, job in jobs.items()])))

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import errno
 import logging
-import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +20,12 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import ParseError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
+from colmet.common.tables.cgroup import CGROUP_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.cgroup import SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.cgroupfiles import (
+from colmet.node.kernel.textfiles import (
+    TICK_NS,
     Blocks,
     Columns,
     Keyed,
@@ -50,7 +51,6 @@ SLOW_TICKS = 12
 _TICKS_NS = 20_000_000  # largest difference of CPU times read one after the other
 # Largest excess of the tasks' summed CPU times over their group's, which is in us in v2.
 _ROUNDING_NS = 1_000_000
-_NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 _OF = ("anon", "file")
@@ -107,20 +107,16 @@ class BlkioProbe:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._counts: bool | None = None
+        self.result: bool | None = None  # None: test at the next call of `counts`
         self._once = OnceLog(log)
-
-    def forget(self) -> None:
-        """Repeat the test at the next call of `counts`."""
-        self._counts = None
 
     def counts(self, directory: str) -> bool:
         """Return whether the hierarchy of this group counts I/O."""
-        if self._counts is None:
-            self._counts = self._look(directory)
-            if not self._counts and self._disks_were_used():
+        if self.result is None:
+            self.result = self._look(directory)
+            if not self.result and self._disks_were_used():
                 self.warn(directory)
-        return self._counts
+        return self.result
 
     def warn(self, directory: str) -> None:
         """Warn once, with the reason for missing I/O."""
@@ -186,8 +182,9 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
     quota: Columns = {"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"}
     quota_v2 = {**quota, "throttled_usec": ("throttled_time", 1000)}
     usage_v2 = {f"{key}_usec": (f"cpu_{key}", 1000) for key in ("usage", "user", "system")}
-    times_v1 = {key: (f"cpu_{key}", _NSEC_PER_TICK) for key in ("user", "system")}
+    times_v1 = {key: (f"cpu_{key}", TICK_NS) for key in ("user", "system")}
     events = {"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"}
+    serviced = ("blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced")
     io_bytes, io_ops = ("io_read_bytes", "io_write_bytes"), ("io_read_ops", "io_write_ops")
     pids = (
         CgroupFile(("pids.current",), number("pids_current"), lively=True),
@@ -235,11 +232,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
             "blkio",
             (
                 CgroupFile(BlkioProbe.NAMES, blocks.v1(*io_bytes), empty=io_bytes),
-                CgroupFile(
-                    ("blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced"),
-                    blocks.v1(*io_ops),
-                    empty=io_ops,
-                ),
+                CgroupFile(serviced, blocks.v1(*io_ops), empty=io_ops),
             ),
             (CgroupFile(("io.stat",), blocks.v2, lively=True),),
         ),
@@ -254,20 +247,6 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
 
 class _OpenFile:
     """An open file of one job, a part's."""
-
-    __slots__ = (
-        "_host",
-        "_which",
-        "absent",
-        "data",
-        "directory",
-        "found",
-        "inside",
-        "kept",
-        "part",
-        "removed",
-        "source",
-    )
 
     def __init__(self, host: Host, part: _ControllerPart, directory: str, source: CgroupFile) -> None:
         self.part = part
@@ -291,8 +270,6 @@ class _OpenFile:
 
 class _ControllerPart:
     """The files of one controller for one job."""
-
-    __slots__ = ("directory", "files", "kind", "settled")
 
     def __init__(self, kind: ControllerFiles) -> None:
         self.kind = kind
@@ -407,10 +384,7 @@ class _Group:
             self._arrange()
 
     def is_slow_tick(self) -> bool:
-        """Return whether to read all files, and to retry missing ones.
-
-        More often soon after a part was found, as the setup of the job may be incomplete.
-        """
+        """Return whether to read all files and retry missing ones: more often soon after a part was found."""
         self._slow_in -= 1
         if self._slow_in > 0:
             return False
@@ -460,19 +434,16 @@ class CgroupBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option to turn it off."""
         parser.add_argument("--disable-cgroup", action="store_true", help=Rare("do not measure the jobs' cgroups"))
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> CgroupBackend | None:
-        """Return the backend, unless it is turned off."""
         return None if options.disable_cgroup else cls(host)
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row for each job that a controller measures."""
         self._ticks += 1
         if self._ticks % SLOW_TICKS == 0:
-            self._probe.forget()
+            self._probe.result = None
         self._close_gone(jobs)
         groups = [self._group(job) for job in jobs]
         for group in groups:  # CPU time of all jobs first: that of their tasks has just been measured
@@ -519,7 +490,6 @@ class CgroupBackend(InputBackend):
         return None if group is None else group.counted
 
     def counters(self) -> Mapping[str, int]:
-        """Return the number of unreadable files, and of rows with more CPU time attributed than used."""
         return {"file_failures": self._failures, "overattributed": self._overattributed}
 
     def _row(self, group: _Group, values: Values, attributed_ns: int | None) -> Sample:
@@ -597,7 +567,10 @@ class CgroupBackend(InputBackend):
                 elif err.errno == errno.ENOENT and file.use_next_name():
                     self._read(group, [file], values)
                 else:
-                    self._absent(group.job, file, err)
+                    file.absent = True
+                    # EOPNOTSUPP: pressure is compiled in and off (psi=0)
+                    if not is_gone(err) and err.errno != errno.EOPNOTSUPP:
+                        self._failed(group.job, f"{file.kept.path}: {err.strerror}")
                 continue
             file.part.settled = True
             if data == file.data:
@@ -666,13 +639,6 @@ class CgroupBackend(InputBackend):
             found += level
         return found
 
-    def _absent(self, job: Job, file: _OpenFile, err: OSError) -> None:
-        """Skip a missing or unreadable file until the next slow tick."""
-        file.absent = True
-        # EOPNOTSUPP: pressure is compiled in and off (psi=0)
-        if not is_gone(err) and err.errno != errno.EOPNOTSUPP:
-            self._failed(job, f"{file.kept.path}: {err.strerror}")
-
     def _failed(self, job: Job, what: str) -> None:
         self._failures += 1
         if powers_of_ten(self._failures):
@@ -684,7 +650,6 @@ class CgroupBackend(InputBackend):
             )
 
     def close(self) -> None:
-        """Close the files; can be called twice."""
         for group in self._groups.values():
             group.close()
         self._groups = {}

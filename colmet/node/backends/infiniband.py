@@ -9,19 +9,20 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
-from colmet.common.daemon.logs import OnceLog, powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.infiniband import AGENT_COUNTERS, COUNTERS, DEVICES, FULL, PORTS, SCHEMA
+from colmet.common.tables.network import DEVICES, FULL, PORTS
+from colmet.common.tables.network import INFINIBAND as SCHEMA
+from colmet.common.tables.network import INFINIBAND_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.network import PORT_COUNTERS as COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.system.sums import Sums
+from colmet.node.kernel.textfiles import Sums
 
 log = logging.getLogger(__name__)
 
-MAX_PORTS = 256
 MAX_COUNT = 2**60 - 1  # times 8 it still fits a column
 
 _NOT_OFFERED = (errno.EINVAL, errno.EOPNOTSUPP)  # from reading a counter that a device does not have
@@ -49,11 +50,6 @@ class Port(NamedTuple):
     labels: dict[str, str]  # state, physical_state, rate and link_layer, as far as known
     counters: dict[str, int]  # by their names in sysfs, in the port's units: data in words. Unknown ones are missing
 
-    @property
-    def is_active(self) -> bool:
-        """Whether data can go through."""
-        return self.labels.get("state") == "ACTIVE"
-
 
 def parse_count(text: bytes) -> int:
     """Return one counter; ValueError if it is not a number, or beyond the reach of any port."""
@@ -64,29 +60,20 @@ def parse_count(text: bytes) -> int:
 
 
 class PortReader:
-    """Reader of the ports in the kernel's sysfs.
-
-    Attributes:
-        failures: number of parts of ports that could not be read or parsed.
-    """
+    """Reader of the ports in the kernel's sysfs; counts parts of ports that could not be read or parsed as failures."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.failures = 0
-        self._once = OnceLog(log)
 
     def read(self) -> list[Port]:
-        """Return all ports, at most `MAX_PORTS`; none if the node has no device."""
+        """Return all ports; none if the node has no device."""
         listed = [
             (f"{device}/{number}", f"{DEVICES}/{device}/ports/{number}")
             for device in self._host.sorted_names(DEVICES)
             for number in sorted(self._host.sorted_names(f"{DEVICES}/{device}/ports"), key=len)
         ]
-        if len(listed) > MAX_PORTS:
-            self._once.warning(
-                "%d ports, and %d are measured: the others are in no row and no sum", len(listed), MAX_PORTS
-            )
-        return [Port(name, self._labels(path), self._counters(path)) for name, path in listed[:MAX_PORTS]]
+        return [Port(name, self._labels(path), self._counters(path)) for name, path in listed]
 
     def _labels(self, path: str) -> dict[str, str]:
         labels = {}
@@ -100,12 +87,7 @@ class PortReader:
             except UnicodeDecodeError as err:
                 self._failed(ParseError(f"{path}/{file}", err.object[:80]))
             else:
-                if name in ("state", "physical_state"):
-                    if ": " not in text:  # "4: ACTIVE"
-                        self._failed(ParseError(f"{path}/{file}", text))
-                        continue
-                    text = text.partition(": ")[2]
-                labels[name] = text
+                labels[name] = text.rpartition(": ")[2]  # "4: ACTIVE" of the states
         return labels
 
     def _counters(self, path: str) -> dict[str, int]:
@@ -162,7 +144,6 @@ class InfinibandBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --enable-infiniband and --omnipath."""
         parser.add_argument(
             "--enable-infiniband", action="store_true", help="measure InfiniBand, Omni-Path and RoCE ports"
         )
@@ -171,17 +152,15 @@ class InfinibandBackend(InputBackend):
             action="store_true",
             help=Rare("count data in words of 8 bytes, as Omni-Path adapters do (default: 4, as InfiniBand)"),
         )
-        require(parser, "--enable-infiniband", "--omnipath")
+        parser.require("--enable-infiniband", "--omnipath")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:
-        """Return the backend if it is turned on, else None."""
         if not options.enable_infiniband:
             return None
         return cls(host, 8 if options.omnipath else 4)
 
     def open(self) -> None:
-        """Search ports; BackendUnavailable without any."""
         if not self._reader.read():
             raise BackendUnavailable(
                 "this node has no InfiniBand, Omni-Path or RoCE port; load the adapter's driver (mlx5_ib, hfi1, ...), "
@@ -189,7 +168,6 @@ class InfinibandBackend(InputBackend):
             )
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row of job 0, and one for each port."""
         ports = self._reader.read()
         if not ports:
             raise BackendUnavailable("all ports have gone; has the adapter's driver been unloaded?")
@@ -197,16 +175,17 @@ class InfinibandBackend(InputBackend):
         unknown = set()
         for port in ports:
             values: dict[str, int | None] = dict(port.counters)
+            is_active = port.labels.get("state") == "ACTIVE"  # data can go through
             for name in _DATA.values():
                 if values.get(name) == FULL:
                     values[name] = None
                     self._tell_full(port.name, name)
-                    if port.is_active:
+                    if is_active:
                         unknown.add(name)
                 elif name in _IN_WORDS and name in port.counters:
                     values[name] = port.counters[name] * self._word_bytes
-            self._was_active |= port.is_active
-            self._sums.add(port.name, {name: values.get(key) for name, key in _DATA.items()}, port.is_active)
+            self._was_active |= is_active
+            self._sums.add(port.name, {name: values.get(key) for name, key in _DATA.items()}, is_active)
             labels = {name: text.encode("ascii", "replace") for name, text in port.labels.items()}
             rows.append(Sample(NODE_JOB, {"port": port.name.encode(), **labels, **values}, PORTS))
         sums = self._sums.totals() if self._was_active else {}
@@ -223,5 +202,4 @@ class InfinibandBackend(InputBackend):
             )
 
     def counters(self) -> dict[str, int]:
-        """Return the number of parts of ports that could not be read or parsed."""
         return {"part_failures": self._reader.failures}

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed, ConfigError, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample
-from colmet.common.tables.ipmipower import SCHEMA
+from colmet.common.tables.power import IPMI_POWER as SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
 
@@ -134,11 +133,7 @@ class Sensor(NamedTuple):
 
 
 def parse_sensors(text: str) -> list[Sensor]:
-    """Return the sensors in watts printed by `ipmi-sensors`, as a table or with commas, or by `ipmitool sdr list`.
-
-    Raises:
-        ValueError: a reading is no power.
-    """
+    """Return the sensors in watts of `ipmi-sensors` or `ipmitool sdr list`; ValueError if a reading is no power."""
     sensors = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|" if "|" in line else ",")]
@@ -209,12 +204,7 @@ _FAILURES = (CommandFailed, NoPower, ParseError)
 
 
 class IpmipowerBackend(InputBackend):
-    """One row of the BMC's measurements, read by an external tool.
-
-    Args:
-        host: the machine with the tools and the BMC.
-        words: the command to run; empty: the first working one of those that freeipmi and ipmitool provide.
-    """
+    """One row of the BMC's measurements, read by this command; without words, by the first tool that works."""
 
     name = "ipmipower"
     schema = SCHEMA
@@ -229,14 +219,11 @@ class IpmipowerBackend(InputBackend):
         self._commands: dict[tuple[str, ...], Command] = {}
         self._source: _Source | None = None
         self._failures = 0
-        self._troubles: list[str] = []  # of an open(): failures and their messages
-        self._said = ""  # the same without the command lines: they may name a password file
-        self._is_any_there = False  # whether a program of them is on this node
+        self._errors: list[ColmetError] = []  # of an open()
         self._off: set[str] = set()  # tools that do not work
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the options of the backend and its tools."""
         text = "measure the node's power through its BMC (freeipmi or ipmitool)"
         parser.add_argument("--enable-ipmipower", action="store_true", help=text)
         parser.add_argument(
@@ -248,11 +235,10 @@ class IpmipowerBackend(InputBackend):
                 "--ipmipower-cmd 'ipmi-oem -h bmc ...' (default: the first tool that works)"
             ),
         )
-        require(parser, "--enable-ipmipower", "--ipmipower-")
+        parser.require("--enable-ipmipower", "--ipmipower-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:
-        """Return the backend if it is turned on; ConfigError for an invalid command."""
         if not options.enable_ipmipower:
             return None
         words = options.ipmipower_cmd or []
@@ -267,24 +253,23 @@ class IpmipowerBackend(InputBackend):
 
     def open(self) -> None:
         """Find a source of the power by trying all; if none works, BackendUnavailable has the message of each tool."""
-        self._troubles, self._said, self._is_any_there = [], "", False
-        self._off = set()
+        self._errors, self._off = [], set()
         for source in self._sources():
             try:
                 values = source.ask()
             except _FAILURES as err:
                 self._note(err, source.tool)
                 continue
-            self._is_any_there = True
             if not any(values.values()):  # usual for a BMC without a power meter
-                self._troubles.append(f"{source.command}: says 0 W")
+                self._errors.append(NoPower(f"{source.command}: says 0 W"))
                 continue
             self._source = source
             self._failures = 0
             log.info("power of the node: source=%s command=%s", source.label, source.command)
             return
-        troubles = "; ".join(self._troubles)
-        remedy = self._remedy(self._said) if self._words or self._is_any_there else _INSTALL
+        troubles = "; ".join(map(str, self._errors))
+        absent = [isinstance(err, CommandFailed) and err.why == "absent" for err in self._errors]
+        remedy = _INSTALL if all(absent) and not self._words else self._remedy(*self._errors)
         raise BackendUnavailable(f"nothing says the power: {troubles}. Remedy: {remedy}")
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
@@ -296,13 +281,12 @@ class IpmipowerBackend(InputBackend):
             self._failures += 1
             if self._failures < _FAILURES_IN_A_ROW:
                 raise
-            remedy = self._remedy(err.text if isinstance(err, CommandFailed) else "")
-            raise BackendUnavailable(f"{self._failures} failures in a row, {err}. Remedy: {remedy}") from err
+            text = f"{self._failures} failures in a row, {err}. Remedy: {self._remedy(err)}"
+            raise BackendUnavailable(text) from err
         self._failures = 0
         return [Sample(NODE_JOB, {**values, "source": self._source.label.encode()})]
 
     def programs(self) -> Iterable[Command]:
-        """Return all commands used so far."""
         return list(self._commands.values())
 
     def close(self) -> None:
@@ -346,25 +330,19 @@ class IpmipowerBackend(InputBackend):
         """Return the output of a program; None if it fails, or its tool is off."""
         for source in self._of("", program, *arguments, deadline_s=deadline_s):
             try:
-                answer = source.command.run()
-                self._is_any_there = True
-                return answer
+                return source.command.run()
             except CommandFailed as err:
                 self._note(err, source.tool)
         return None
 
     def _note(self, err: ColmetError, tool: str) -> None:
-        self._troubles.append(str(err))
-        why = err.why if isinstance(err, CommandFailed) else ""
-        if why in ("absent", "late"):
+        self._errors.append(err)
+        if isinstance(err, CommandFailed) and err.why in ("absent", "late"):
             self._off.add(tool)  # its other commands would fail, too
-        if why == "absent":
-            return
-        self._is_any_there = True
-        if isinstance(err, CommandFailed):
-            self._said += f" {err.text}"
 
-    def _remedy(self, said: str) -> str:
+    def _remedy(self, *errors: ColmetError) -> str:
+        # without the command lines: they may name a password file
+        said = " ".join([err.text for err in errors if isinstance(err, CommandFailed) and err.why != "absent"])
         for form, remedy in _REMEDIES.items():
             if re.search(form, said, re.IGNORECASE):
                 return remedy
@@ -377,11 +355,11 @@ class IpmipowerBackend(InputBackend):
         try:
             sensors = {sensor.name.lower(): sensor for sensor in parse_sensors(listed)}
         except ValueError as err:
-            self._troubles.append(f"a sensor's power is {str(err)[:_SHOWN]!r}")
+            self._errors.append(NoPower(f"a sensor's power is {str(err)[:_SHOWN]!r}"))
             return []
         for name in SENSORS:
             if name.lower() in sensors:
                 return [sensors[name.lower()]]
         there = ", ".join(sorted(sensor.name for sensor in sensors.values()))[:_SHOWN] or "none"
-        self._troubles.append(f"no sensor of a known name in watts, there are: {there}")
+        self._errors.append(NoPower(f"no sensor of a known name in watts, there are: {there}"))
         return []

@@ -20,15 +20,16 @@ import numpy as np
 from colmet.common.config.cli import Options
 from colmet.common.daemon.logs import OnceLog
 from colmet.common.errors import ParseError
+from colmet.common.host.capabilities import suggest
 from colmet.common.host.host import Host, Kept, is_gone
 from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
-from colmet.common.tables.jobproc import CPU_FIELD, IO_FIELDS, SCHEMA
+from colmet.common.tables.tasks import CPU_FIELD, IO_FIELDS
+from colmet.common.tables.tasks import JOBPROC as SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.cgroupfiles import Values
-from colmet.node.system.privileges import suggest
+from colmet.node.kernel.textfiles import TICK_NS, Values, parse_stat
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ _OF_PROCESS = Schema(
 _IO = slice(0, len(IO_FIELDS))
 # Counters that a process takes over from each child that it waits for.
 _INHERITED = slice(0, len(IO_FIELDS) + 1)
-_NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 MOST_NOTICED = 16  # processes of a job that is read between ticks
 _IO_KEYS = [field.name.encode() + b":" for field in IO_FIELDS]
 _NO_IO = [MISSING_INT] * len(IO_FIELDS)
@@ -89,26 +89,6 @@ def parse_statm(data: bytes) -> Resident:
     return Resident(int(size) * _PAGE_KB, int(resident) * _PAGE_KB, int(mapped) * _PAGE_KB)
 
 
-def parse_cpu_time(data: bytes) -> int:
-    """Return the CPU time of a process and of its ended children, in ns, from /proc/<pid>/stat.
-
-    Raises:
-        ValueError, IndexError: another form.
-    """
-    # The program's name is in parentheses, and may have spaces and parentheses itself.
-    words = data[data.rindex(b")") :].split(None, 16)
-    return sum(map(int, words[12:16])) * _NSEC_PER_TICK
-
-
-def parse_start(data: bytes) -> int:
-    """Return the end of the clock tick in which a process began, in ns since boot, from /proc/<pid>/stat.
-
-    Raises:
-        ValueError, IndexError: another form.
-    """
-    return (int(data[data.rindex(b")") :].split(None, 21)[20]) + 1) * _NSEC_PER_TICK
-
-
 def parse_cpu_mask(status: bytes) -> int:
     """Return the CPUs that a process may run on, a bit for each, from /proc/<pid>/status; 0 for another form."""
     _, _, rest = status.partition(b"\nCpus_allowed:")
@@ -121,48 +101,42 @@ def parse_cpu_mask(status: bytes) -> int:
 class _Process:
     """One process: its open files, and its rarely changing values."""
 
-    __slots__ = (
-        *("_io", "_shape", "_shmem_kb", "_stat", "_statm", "_status"),
-        *("began_ns", "cpu_mask", "pid", "ppid", "serial"),
-    )
-
     def __init__(self, host: Host, pid: int) -> None:
         self.pid = pid
         self.serial = 0  # unique to the process, unlike the pid; 0 until it has been read
         self.ppid = 0
-        self.began_ns = 0  # since boot; 0 until it has been read
+        self.began_ns = 0  # the end of the clock tick, since boot; 0 until it has been read
         self.cpu_mask = 0
         self._io = host.keep(f"/proc/{pid}/io")
         self._stat = host.keep(f"/proc/{pid}/stat")
         self._statm = host.keep(f"/proc/{pid}/statm")
-        self._status = host.keep(f"/proc/{pid}/status")
-        self._shape: tuple[int, int] | None = None
+        self.status = host.keep(f"/proc/{pid}/status")
+        self.shape: tuple[int, int] | None = None  # see `read`
         self._shmem_kb = MISSING_INT
 
     def read(self) -> list[int]:
         """Return its values, in the order of `_OF_PROCESS`; I/O is -1 without the permission to read it.
 
-        Raises:
-            OSError: it has ended; see `is_gone`.
-            ParseError: a file has another form.
+        If it has ended, an OSError says so: see `is_gone`.
         """
         data = self._statm.read()
         try:
             of = parse_statm(data)
             # RssShmem is in status alone, which costs the kernel six times as much as statm: it is read when the
             # mapped size, or the shared pages, which include it, have changed
-            if (of.size, of.mapped) != self._shape:
+            if (of.size, of.mapped) != self.shape:
                 self._read_status()
-                self._shape = (of.size, of.mapped)
+                self.shape = (of.size, of.mapped)
             memory = [of.resident, self._shmem_kb, of.size, of.anonymous, of.mapped]
         except ValueError as err:
             raise ParseError(self._statm.path, data[:80]) from err
         data = self._stat.read()
         try:
-            cpu_ns = parse_cpu_time(data)
-            self.began_ns = self.began_ns or parse_start(data)
+            stat = parse_stat(data)
         except (ValueError, IndexError) as err:
             raise ParseError(self._stat.path, data[:80]) from err
+        cpu_ns = stat.cpu_ns + stat.charged_ns
+        self.began_ns = stat.began_ns + TICK_NS
         try:
             data = self._io.read()
         except PermissionError:
@@ -182,21 +156,8 @@ class _Process:
                 raise
             return None
 
-    def is_zombie(self) -> bool:
-        """Return whether it has ended, and its parent has not waited for it."""
-        try:
-            return b"\nState:\tZ" in self._status.read()
-        except OSError as err:
-            if not is_gone(err):
-                raise
-            return False
-
-    def forget_parent(self) -> None:
-        """Read the parent again, as the former one has ended."""
-        self._shape = None
-
     def _read_status(self) -> None:
-        status = self._status.read()
+        status = self.status.read()
         try:
             self.ppid = number_after(status, b"\nPPid:")
             self.cpu_mask = parse_cpu_mask(status)
@@ -207,13 +168,13 @@ class _Process:
             else:
                 self._shmem_kb = 0  # a zombie or a kernel thread has no memory
         except (ValueError, IndexError) as err:
-            raise ParseError(self._status.path, status[:80]) from err
+            raise ParseError(self.status.path, status[:80]) from err
 
     def close(self) -> None:
         self._io.close()
         self._stat.close()
         self._statm.close()
-        self._status.close()
+        self.status.close()
 
 
 class UncountedJobs:
@@ -235,11 +196,7 @@ class UncountedJobs:
         self._once = OnceLog(log)
 
     def sample(self, jobs: Sequence[Job]) -> list[Sample]:
-        """Return a row for each job with uncounted values that has or had a process.
-
-        Raises:
-            ParseError: a file has another form.
-        """
+        """Return a row for each job with uncounted values that has or had a process."""
         self._read_all(jobs)
         rows = [Sample(job.id, row) for job in jobs if (row := self._row(job)) is not None]
         self._close_unread()
@@ -364,7 +321,6 @@ class JobprocBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option for all jobs."""
         text = (
             "measure I/O, memory and tasks of all jobs in /proc (default: memory and tasks of jobs that no cgroup "
             "counts)"
@@ -373,7 +329,6 @@ class JobprocBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend:
-        """Return the backend: for all jobs with the option, else for jobs not counted by cgroups."""
         return cls(host, every=options.enable_jobproc)
 
     def use_value(self, name: str, value: JobValue) -> None:
@@ -560,7 +515,13 @@ class JobprocBackend(InputBackend):
     @staticmethod
     def _measure_zombie(process: _Process) -> tuple[_Process, list[int]] | None:
         """Return the same for a zombie: an ended process whose parent has not waited for it; None for any other."""
-        values = process.read_if_alive() if process.is_zombie() else None
+        try:
+            is_zombie = b"\nState:\tZ" in process.status.read()
+        except OSError as err:
+            if not is_gone(err):
+                raise
+            return None
+        values = process.read_if_alive() if is_zombie else None
         return None if values is None else (process, values)
 
     def _inherited(self, job: int, keys: Ints, values: Ints) -> set[int]:
@@ -590,11 +551,10 @@ class JobprocBackend(InputBackend):
                 inherited.add(serial)
         for process in self._processes.values():
             if process.ppid in ended_pids:
-                process.forget_parent()
+                process.shape = None  # read the parent again, as the former one has ended
         return inherited
 
     def close(self) -> None:
-        """Close the files; can be called twice."""
         for process in self._processes.values():
             process.close()
         self._processes = {}

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
-from colmet.common.daemon.logs import OnceLog, powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
-from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, METADATA, MOUNTS, SCHEMA, SOMETIMES
+from colmet.common.tables.network import ALWAYS, METADATA, MOUNTS, SOMETIMES
+from colmet.common.tables.network import LUSTRE as SCHEMA
+from colmet.common.tables.network import LUSTRE_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import unescape
-from colmet.node.system.sums import MAX_TOTAL, Sums
+from colmet.node.kernel.textfiles import MAX_TOTAL, Sums
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ FOLDERS = (
     "/sys/kernel/debug/lustre/llite",  # since 2.12
 )
 DEADLINE_S = 10.0  # of lctl; it usually runs for 10 ms
-MAX_MOUNTS = 256
 
 # read_bytes                25673 samples [bytes] 1 3366225 145121869
 _LINE = re.compile(rb"(\w{1,40}) +(\d{1,19}) samples \[\w+\](?: -?\d+ -?\d+ (\d{1,19})(?: \d+)?)?", re.ASCII)
@@ -52,12 +52,9 @@ class Mount(NamedTuple):
 
 
 def parse_stats(text: bytes) -> dict[str, int]:
-    """Return the `stats` of one mount, by column of `lustremounts_default`.
+    """Return the `stats` of one mount, by column of `lustremounts_default`; ValueError for another form.
 
     Lustre does not list operations without any call since the mount.
-
-    Raises:
-        ValueError: another form.
     """
     lines = text.splitlines()
     if not lines or not lines[0].startswith(b"snapshot_time"):
@@ -112,12 +109,7 @@ def _none(err: CommandFailed) -> BackendUnavailable:
 
 
 class LustreBackend(InputBackend):
-    """One row of the node, and one for each mount.
-
-    Args:
-        host: the machine.
-        prefix: a shell pattern of names of mounts up to a dash, such as ``lus*``; empty for all mounts.
-    """
+    """One row of the node, and one for each mount named `prefix`-*: a shell pattern such as ``lus*``, or empty."""
 
     name = "lustre"
     schema = SCHEMA
@@ -131,11 +123,9 @@ class LustreBackend(InputBackend):
         self._lctl = host.command(["lctl", "get_param", "llite.*.stats"], DEADLINE_S)
         self._sums = Sums()
         self._failures = 0
-        self._once = OnceLog(log)
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --enable-lustre and --lustre-prefix."""
         text = "measure reads, writes and metadata operations of Lustre mounts"
         parser.add_argument("--enable-lustre", action="store_true", help=text)
         parser.add_argument(
@@ -147,15 +137,13 @@ class LustreBackend(InputBackend):
                 "'' or '*': all (default: %(default)s)"
             ),
         )
-        require(parser, "--enable-lustre", "--lustre-")
+        parser.require("--enable-lustre", "--lustre-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> LustreBackend | None:
-        """Return the backend if it is turned on, else None."""
         return cls(host, options.lustre_prefix) if options.enable_lustre else None
 
     def open(self) -> None:
-        """Search mounts; BackendUnavailable without a client, or a mount to be measured."""
         try:
             mounts = self._mounts()
         except CommandFailed as err:
@@ -183,18 +171,10 @@ class LustreBackend(InputBackend):
                         self._failed(err)
                         mounts.append(Mount(name, path, None))
             if any(mount.text is not None for mount in mounts):
-                return self._bounded(mounts)
-        return self._bounded(split_params(self._lctl.run().encode("utf-8", "replace")))
-
-    def _bounded(self, mounts: list[Mount]) -> list[Mount]:
-        if len(mounts) > MAX_MOUNTS:
-            self._once.warning(
-                "%d mounts, and %d are measured: the others are in no row and no sum", len(mounts), MAX_MOUNTS
-            )
-        return mounts[:MAX_MOUNTS]
+                return mounts
+        return split_params(self._lctl.run().encode("utf-8", "replace"))
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row of job 0, and one for each mount; BackendUnavailable if neither files nor lctl show any."""
         try:
             mounts = [mount for mount in self._mounts() if self._is_wanted(mount)]
         except CommandFailed as err:
@@ -234,9 +214,7 @@ class LustreBackend(InputBackend):
             log.error("cannot read a Lustre mount failures=%d: %s", self._failures, err)
 
     def counters(self) -> dict[str, int]:
-        """Return the number of mounts that could not be read or parsed."""
         return {"part_failures": self._failures}
 
     def programs(self) -> Iterable[Command]:
-        """Return lctl, used or not."""
         return [self._lctl]

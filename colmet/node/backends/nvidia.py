@@ -13,11 +13,12 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.nvidia import AGENT_COUNTERS, GPUS, JOBS, MAX_JOBS, SCHEMA
+from colmet.common.tables.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA
+from colmet.common.tables.nvidia import NVIDIA_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
+from colmet.node.gpus import Gpu, GpuReader, Process, whole
 from colmet.node.gpus.allocation import Allocations
 from colmet.node.gpus.nvml import NvmlReader
-from colmet.node.gpus.reading import Gpu, GpuReader, Process, whole
 from colmet.node.gpus.smi import SmiReader
 from colmet.node.jobs.job import NODE_JOB, Job
 
@@ -158,17 +159,14 @@ class NvidiaBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option to turn it on."""
         text = "measure NVIDIA GPUs, of the node and of each job"
         parser.add_argument("--enable-nvidia", action="store_true", help=text)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> NvidiaBackend | None:
-        """Return the backend if it is turned on, else None."""
         return cls(host) if options.enable_nvidia else None
 
     def open(self) -> None:
-        """Find a working way to read GPUs; BackendUnavailable if neither NVML nor nvidia-smi finds one."""
         reasons = []
         for reader in self._readers:
             try:
@@ -203,7 +201,6 @@ class NvidiaBackend(InputBackend):
         return found
 
     def sample(self, jobs: Sequence[Asked]) -> Iterable[Sample]:
-        """Return rows of each job with allocated or used GPUs, and a row for each GPU and MIG instance that answers."""
         assert self._reader is not None
         gpus = self._reader.read()
         shares = {one.job_id: list(self._shares(one, gpus)) for one in jobs}
@@ -233,7 +230,6 @@ class NvidiaBackend(InputBackend):
                 yield _Share(gpu, is_held, "" if held is None else held.source, on_it)
 
     def counters(self) -> Mapping[str, int]:
-        """Return the numbers of GPUs without answer, failed queries, and jobs with unreadable processes."""
         return {
             "gpus_lost": sum(reader.lost for reader in self._readers),
             "part_failures": sum(reader.failures for reader in self._readers),
@@ -241,11 +237,9 @@ class NvidiaBackend(InputBackend):
         }
 
     def programs(self) -> Iterable[Command]:
-        """Return nvidia-smi, used or not."""
         return [program for reader in self._readers for program in reader.programs]
 
     def close(self) -> None:
-        """Shut NVML down; can be called twice."""
         for reader in self._readers:
             reader.close()
         self._reader = None

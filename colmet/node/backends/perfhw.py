@@ -15,22 +15,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
+from colmet.common.host.capabilities import suggest
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
-from colmet.common.tables.perfhw import AGENT_COUNTERS, MAX_EVENTS, SCHEMA
+from colmet.common.tables.tasks import MAX_EVENTS
+from colmet.common.tables.tasks import PERFHW as SCHEMA
+from colmet.common.tables.tasks import PERFHW_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.kernel import perfchoices, perfcounters, perfevents
-from colmet.node.kernel.jobevents import CountedEvent, EventColumn, JobEvents
-from colmet.node.kernel.perfchoices import EventChoice
-from colmet.node.kernel.perfevents import Event
-from colmet.node.kernel.perfplaces import PerfPlaces
+from colmet.node.kernel import perfevents
+from colmet.node.kernel.perfevents import Event, EventChoice
+from colmet.node.kernel.perfjobs import CountedEvent, EventColumn, JobEvents, PerfPlaces
 from colmet.node.schedule import Every
-from colmet.node.selfmetrics.mapping import CounterName
-from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +52,7 @@ class PerfhwBackend(InputBackend):
 
     The parts: `JobEvents` has a job's events, `PerfPlaces` finds its cgroup and CPUs, `PerfUse` searches it for perf.
 
-    Args:
-        host: the machine.
-        choices: events to count, at most `MAX_EVENTS`, in the form of --perfhw-list.
-        make_groups: whether to make groups in the perf_event hierarchy for jobs without one.
-        yields: whether to release the counters of jobs that use perf themselves.
+    `make_groups` and `yields` are --perfhw-make-cgroup and --perfhw-yield.
     """
 
     name = "perfhw"
@@ -75,13 +70,13 @@ class PerfhwBackend(InputBackend):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
-        self._choices = perfchoices.parse_all(choices, MAX_EVENTS)
+        self._choices = perfevents.parse_choices(choices, MAX_EVENTS)
         self._monotonic = monotonic
         if make_groups:  # no user may write to cgroup v1's topmost directory
             self.capabilities = type(self).capabilities | {"CAP_DAC_OVERRIDE"}
         self._yields = yields
         self._places = PerfPlaces(host, make_groups)
-        self._library: perfcounters.PerfLibrary | None = None
+        self._library: perfevents.PerfLibrary | None = None
         self._columns: list[EventColumn] = []
         self._jobs: dict[Job, JobEvents] = {}
         self._ticks = 0
@@ -90,7 +85,6 @@ class PerfhwBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --enable-perfhw and its other options."""
         parser.add_argument("--enable-perfhw", action="store_true", help="count perf events of each job")
         parser.add_argument(
             "--perfhw-list",
@@ -112,18 +106,13 @@ class PerfhwBackend(InputBackend):
             action="store_true",
             help=Rare("release a job's counters while a process of the job uses perf; rows are missing meanwhile"),
         )
-        require(parser, "--enable-perfhw", "--perfhw-")
+        parser.require("--enable-perfhw", "--perfhw-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> PerfhwBackend | None:
-        """Return the backend with --enable-perfhw, else None. As in Colmet 0.6, excess and unknown events are skipped.
-
-        Raises:
-            ConfigError: an event has an invalid form.
-        """
         if not options.enable_perfhw:
             return None
-        listed = options.perfhw_list
+        listed = options.perfhw_list  # as in Colmet 0.6, excess and unknown events are skipped
         if len(listed) > MAX_EVENTS:
             log.warning(
                 "--perfhw-list names %d events, the first %d are counted; not counted: %s",
@@ -140,7 +129,7 @@ class PerfhwBackend(InputBackend):
 
     def open(self) -> None:
         """Load the library, and try each event on this thread; BackendUnavailable if none can be counted."""
-        self._library = perfcounters.PerfLibrary()
+        self._library = perfevents.PerfLibrary()
         found = self._find()
         try:
             errors = self._try(self._library, [event for _, event in found]) if found else []
@@ -168,9 +157,9 @@ class PerfhwBackend(InputBackend):
                 self._once.warning(f"--perfhw-list: {err}; counter_{number} is missing")
         return found
 
-    def _try(self, library: perfcounters.PerfLibrary, events: Sequence[Event]) -> list[int]:
+    def _try(self, library: perfevents.PerfLibrary, events: Sequence[Event]) -> list[int]:
         """Return for each event 0, or the errno of its refusal on this thread; OSError if nothing can be counted."""
-        tried = perfcounters.EventCounters(library, -1, events, sorted(self._places.online())[:1])
+        tried = perfevents.EventCounters(library, -1, events, sorted(self._places.online())[:1])
         tried.close()
         return tried.errors
 
@@ -185,21 +174,17 @@ class PerfhwBackend(InputBackend):
         return columns
 
     def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
-        """Return how to change --perfhw-list."""
         return {"perfhw_list": self._prepare}
 
     def _prepare(self, texts: Sequence[str]) -> Callable[[], Iterable[Sample]]:
-        """Check that other events can be counted; return the function to switch to them.
+        """Return the function to switch to other events; ConfigError if one of them cannot be counted here.
 
         It returns a last row of each job under the former columns. Counts of unchanged events continue.
-
-        Raises:
-            ConfigError: one of them cannot be counted here.
         """
         try:
-            choices = perfchoices.parse_all(texts, MAX_EVENTS)
+            choices = perfevents.parse_choices(texts, MAX_EVENTS)
             events = [perfevents.find(choice.name, self._host) for choice in choices]
-            errors = self._try(self._library or perfcounters.PerfLibrary(), events)
+            errors = self._try(self._library or perfevents.PerfLibrary(), events)
         except OSError as err:
             raise ConfigError(self._remedy(err)) from err
         except (perfevents.Absent, ValueError, BackendUnavailable, ConfigError) as err:
@@ -223,7 +208,6 @@ class PerfhwBackend(InputBackend):
         return [row for row in rows if row is not None]
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row for each job whose events are open."""
         self._ticks += 1
         self._places.refresh()
         listed = set(jobs)
@@ -239,7 +223,10 @@ class PerfhwBackend(InputBackend):
                 if row is not None:
                     rows.append(row)
                 if self._yields and self._is_used(job, state, self._ticks % SLOW_TICKS == 0):
-                    self._yield(job, state)
+                    state.release()
+                    state.yields = True
+                    self._yielded += 1
+                    log.info("counters given up, the job uses perf job=%d", job.id)
         self._places.find_left(self._jobs)
         self._places.remove_left()
         return rows
@@ -259,28 +246,25 @@ class PerfhwBackend(InputBackend):
         return row
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Return the events by their names in --perfhw-list."""
         units = {column.number: column.counted.event.unit for column in self._columns}
         return [
             CounterName(f"counter_{n}", choice.name, units.get(n, "count")) for n, choice in enumerate(self._choices, 1)
         ]
 
     def mapping_file(self) -> tuple[str, Sequence[str]]:
-        """Return the mapping in the form of Colmet 0.6."""
         quoted = [f'"{choice.name}"' if "," in choice.name else choice.name for choice in self._choices]
         quoted += ["no_counter"] * (MAX_EVENTS - len(quoted))
         return "perfhw", [f"counter{number},{name}" for number, name in enumerate(quoted, 1)]
 
     def counters(self) -> Mapping[str, int]:
-        """Return the numbers of jobs without any count, and of failures."""
         return {
             "perf_jobs_uncounted": self._uncounted,
             "perf_fd_shortages": self._shortages,
             "perf_yields": self._yielded,
             "perf_files_left_out": self._searches_bounded,
             "perf_read_failures": self._read_failures,
-            "perf_tasks_moved": self._places.groups.moved,
-            "perf_group_failures": self._places.groups.failures,
+            "perf_tasks_moved": self._places.moved,
+            "perf_group_failures": self._places.failures,
         }
 
     def close(self) -> None:
@@ -305,7 +289,7 @@ class PerfhwBackend(InputBackend):
         elif state.is_counting and self._ticks % SLOW_TICKS == 0:
             self._extend(job, state)
         if state.group:
-            self._places.groups.fill(state.group, job)
+            self._places.fill(state.group, job)
         return state
 
     def _columns_of(self, job: Job) -> list[EventColumn]:
@@ -376,17 +360,10 @@ class PerfhwBackend(InputBackend):
         self._searches_bounded += state.use.was_bounded
         return is_used
 
-    def _yield(self, job: Job, state: JobEvents) -> None:
-        """Release the job's counters for the perf used in it."""
-        state.release()
-        state.yields = True
-        self._yielded += 1
-        log.info("counters given up, the job uses perf job=%d", job.id)
-
     def _end(self, state: JobEvents) -> None:
         state.release()
         if state.group:
-            self._places.groups.leave(state.group)
+            self._places.leave(state.group)
 
     # -- failures --
 

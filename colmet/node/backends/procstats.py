@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from colmet.common.config.cli import Options, Rare
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.common.host.host import Host
-from colmet.common.schema import Sample, Value
+from colmet.common.host.host import Host, Kept
+from colmet.common.schema import Sample
 from colmet.common.tables.procstats import CPU, LOAD, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.kernel.cgroupfiles import Keyed
+from colmet.node.kernel.textfiles import Keyed, Parser, Values
 
 _MEMINFO = Keyed(
     {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")},
@@ -22,29 +22,19 @@ _VMSTAT = Keyed({f.name[7:]: f.name for f in SCHEMA.fields if f.name.startswith(
 _STAT_KEYS = {key.encode(): f"stat_{key}" for key in ("intr", "ctxt", "processes", "procs_blocked")}
 
 
-def parse_uptime(data: bytes) -> dict[str, Value]:
-    """Return the values of /proc/uptime: two times in seconds."""
+def parse_uptime(data: bytes, values: Values) -> None:
+    """Parse /proc/uptime: two times in seconds."""
     total, idle = data.split()
-    return {"uptime_total": int(float(total)), "uptime_idle": int(float(idle))}
+    values.update(uptime_total=int(float(total)), uptime_idle=int(float(idle)))
 
 
-def parse_meminfo(data: bytes) -> dict[str, Value]:
-    """Return the values of /proc/meminfo: ``MemTotal:  24590436 kB``."""
-    values: dict[str, Value] = {}
+def parse_meminfo(data: bytes, values: Values) -> None:
+    """Parse /proc/meminfo: ``MemTotal:  24590436 kB``."""
     _MEMINFO(data.replace(b" kB\n", b"\n"), values)
-    return values
 
 
-def parse_vmstat(data: bytes) -> dict[str, Value]:
-    """Return the values of /proc/vmstat: ``pgfault 12345``."""
-    values: dict[str, Value] = {}
-    _VMSTAT(data, values)
-    return values
-
-
-def parse_stat(data: bytes) -> dict[str, Value]:
-    """Return the values of /proc/stat: the cpu line, in jiffies, the number of lines of single CPUs, and counts."""
-    values: dict[str, Value] = {}
+def parse_stat(data: bytes, values: Values) -> None:
+    """Parse /proc/stat: the cpu line, in jiffies, the number of lines of single CPUs, and counts."""
     cpus = 0
     for line in data.splitlines():
         key, _, rest = line.partition(b" ")
@@ -59,15 +49,13 @@ def parse_stat(data: bytes) -> dict[str, Value]:
         values["stat_cpus"] = cpus
     if "stat_cpu_user" not in values:
         raise ValueError("no cpu line")
-    return values
 
 
-def parse_loadavg(data: bytes) -> dict[str, Value]:
-    """Return the values of /proc/loadavg: ``0.56 0.39 0.17 1/123 4567``."""
+def parse_loadavg(data: bytes, values: Values) -> None:
+    """Parse /proc/loadavg: ``0.56 0.39 0.17 1/123 4567``."""
     one, five, fifteen, tasks = data.split()[:4]
-    runnable, total = tasks.split(b"/")
-    numbers = (one, five, fifteen, runnable, total)
-    return {field.name: float(number) for field, number in zip(LOAD, numbers)}
+    numbers = (one, five, fifteen, *tasks.split(b"/"))
+    values.update({field.name: float(number) for field, number in zip(LOAD, numbers)})
 
 
 class ProcstatsBackend(InputBackend):
@@ -77,26 +65,23 @@ class ProcstatsBackend(InputBackend):
     schema = SCHEMA
 
     def __init__(self, host: Host) -> None:
-        self._sources = [
+        self._sources: list[tuple[Kept, Parser]] = [
             (host.keep("/proc/uptime"), parse_uptime),
             (host.keep("/proc/meminfo"), parse_meminfo),
-            (host.keep("/proc/vmstat"), parse_vmstat),
+            (host.keep("/proc/vmstat"), _VMSTAT),
             (host.keep("/proc/stat"), parse_stat),
             (host.keep("/proc/loadavg"), parse_loadavg),
         ]
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option to turn it off."""
         parser.add_argument("--disable-procstats", action="store_true", help=Rare("do not measure the node as a whole"))
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> ProcstatsBackend | None:
-        """Return the backend, unless it is turned off."""
         return None if options.disable_procstats else cls(host)
 
     def open(self) -> None:
-        """Read each file once; BackendUnavailable if one is missing."""
         for source, _ in self._sources:
             try:
                 source.read()
@@ -104,17 +89,15 @@ class ProcstatsBackend(InputBackend):
                 raise BackendUnavailable(f"cannot read {source.path}: {err.strerror}; is /proc mounted?") from err
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row of job 0."""
-        values: dict[str, Value] = {}
+        values: Values = {}
         for source, parse in self._sources:
             data = source.read()
             try:
-                values.update(parse(data))
+                parse(data, values)
             except (ValueError, IndexError) as err:
                 raise ParseError(source.path, data[:80]) from err
         return [Sample(NODE_JOB, values)]
 
     def close(self) -> None:
-        """Close the files; can be called twice."""
         for source, _ in self._sources:
             source.close()

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from colmet.common.config.cli import Options
 from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
+from colmet.common.host.capabilities import suggest
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.rapl import AGENT_COUNTERS, PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
+from colmet.common.tables.power import PACKAGES, POWERCAP, ZONES
+from colmet.common.tables.power import RAPL as SCHEMA
+from colmet.common.tables.power import RAPL_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.power import RAPL_ZONES as ZONE_SCHEMA
 from colmet.node.backend import InputBackend
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.selfmetrics.mapping import CounterName
-from colmet.node.system import clib
-from colmet.node.system.privileges import suggest
+from colmet.node.kernel import clib
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +55,7 @@ class _Described(ctypes.Structure):
 
 
 class _Library:
-    """The functions of lib_rapl, for one directory.
-
-    Raises:
-        BackendUnavailable: no library that fits.
-        OSError: the directory cannot be read.
-    """
+    """The functions of lib_rapl, for one directory; OSError if that cannot be read."""
 
     def __init__(self, root: str) -> None:
         self._handle = handle = ctypes.c_void_p()
@@ -164,17 +162,14 @@ class RaplBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option to turn it on."""
         text = "measure the energy of processors and memory (RAPL)"
         parser.add_argument("--enable-RAPL", "--enable-rapl", action="store_true", help=text)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> RaplBackend | None:
-        """Return the backend if it is turned on, else None."""
         return cls(host, options.sample_period) if options.enable_RAPL else None
 
     def open(self) -> None:
-        """Find the zones and read their counters for the first time."""
         for zone in self._known.values():
             zone.forget()
         self._find()
@@ -196,7 +191,7 @@ class RaplBackend(InputBackend):
         """List the zones as of now; BackendUnavailable without any."""
         self.close()
         try:
-            self._listing = self._names()
+            self._listing = self._host.sorted_names(POWERCAP)
             self._library = _Library(self._host.path(POWERCAP))
         except OSError as err:
             raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
@@ -215,12 +210,6 @@ class RaplBackend(InputBackend):
             if zone_gone not in self._present:
                 zone_gone.forget()
         self._lay_out()
-
-    def _names(self) -> list[str]:
-        try:
-            return sorted(self._host.names(POWERCAP))
-        except OSError as err:
-            raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
 
     def _know(self, zone: _Described, parent: str) -> _Zone:
         """Return the known zone of this name, or a new one: the id of a returning zone may differ."""
@@ -264,8 +253,7 @@ class RaplBackend(InputBackend):
             )
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return the row of the node, then one for each zone; BackendUnavailable if all are gone."""
-        if self._names() != self._listing:
+        if self._host.sorted_names(POWERCAP) != self._listing:
             self._find()
         assert self._library is not None
         read = dict(zip(self._present, self._library.read()))
@@ -301,7 +289,6 @@ class RaplBackend(InputBackend):
         return values
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Return energy and range of each zone with columns."""
         return [
             CounterName(f"counter_{number + n}", kind, "ujoules", zone.label)
             for number, _, _, zone in self._columns
@@ -319,11 +306,9 @@ class RaplBackend(InputBackend):
         return "RAPL", [*lines, *[f"counter_{number},no_counter,," for number in numbers]]
 
     def counters(self) -> Mapping[str, int]:
-        """Return the numbers of failures of single zones."""
         return {"part_failures": self._failures, "zone_resets": self._resets}
 
     def close(self) -> None:
-        """Close the files; can be called twice."""
         if self._library is not None:
             self._library.close()
             self._library = None

@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,24 +22,19 @@ from colmet.common.daemon.logs import OnceLog
 from colmet.common.errors import ParseError
 from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT, Sample, Schema
-from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
-from colmet.node.accounting import kept_totals
-from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
+from colmet.common.tables.tasks import TASKSTATS as SCHEMA
+from colmet.common.tables.tasks import TASKSTATS_COUNTERS as AGENT_COUNTERS
+from colmet.node.accounting.accumulator import Accumulator, Ints, KeptJob, as_values, pack_totals, unpack_totals
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
-from colmet.node.accounting.finished_tasks import FinishedTasks
-from colmet.node.accounting.group_cpu_time import GroupCpuTime
-from colmet.node.accounting.idle_jobs import IdleJobs, TasksReading
-from colmet.node.accounting.job_cpu_time import JobCpuTime
-from colmet.node.accounting.kept_totals import KeptJob
-from colmet.node.accounting.migrated_tasks import MigratedTasks
+from colmet.node.accounting.job_cpu_time import GroupCpuTime, IdleJobs, JobCpuTime, TasksReading
 from colmet.node.accounting.plausible import PlausibleWaits
-from colmet.node.accounting.task_states import TaskStates
+from colmet.node.accounting.task_states import FinishedTasks, MigratedTasks, TaskStates
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import TaskSource
 from colmet.node.kernel.taskstats import FIELDS, Exits
-from colmet.node.system.state import DIRECTORY, StateFile, default_directory
+from colmet.node.state import DIRECTORY, StateFile
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +72,6 @@ class _Answer(NamedTuple):
     fold: Ints | None  # the fold of these, if known; then the values need no correction
 
 
-class _ByJob(Protocol):
-    """A part with a state of each job."""
-
-    def keep_only(self, jobs: Collection[int]) -> None:
-        """Forget every other job."""
-
-    def forget(self, job: int) -> None:
-        """Forget a job."""
-
-
 class TaskstatsBackend(InputBackend):
     """Rows of `SCHEMA`, one for each job that has or had a task.
 
@@ -101,11 +86,7 @@ class TaskstatsBackend(InputBackend):
 
     `_measure` has the order of the steps.
 
-    Args:
-        host: the machine.
-        state_dir: directory of the totals kept across a restart of the agent; "" for none.
-        exit_buffer: see `TaskSource`.
-        follow_forks: see `TaskSource`.
+    `state_dir` is the directory of the totals kept across a restart of the agent; "" for none.
     """
 
     name = "taskstats"
@@ -115,12 +96,10 @@ class TaskstatsBackend(InputBackend):
     provides = ("cpu_attributed",)
     capabilities = frozenset(("CAP_NET_ADMIN",))  # generic netlink, fork events, buffers beyond the system's limit
 
-    def __init__(
-        self, host: Host, state_dir: str = "", exit_buffer: int | None = None, follow_forks: bool = True
-    ) -> None:
+    def __init__(self, host: Host, state_dir: str = "") -> None:
         self._host = host
         self._once = OnceLog(log)
-        self._source = TaskSource(host, exit_buffer, follow_forks)
+        self._source = TaskSource(host)
         self._states = TaskStates(host)
         self._totals = Accumulator(_TASK, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
         self._waits = PlausibleWaits(_TASK, "ac_etime", WAITS)
@@ -145,7 +124,6 @@ class TaskstatsBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the options of the kept totals and of exit records. The backend itself is always on."""
         parser.add_argument(
             "--state-dir",
             metavar="DIR",
@@ -157,10 +135,9 @@ class TaskstatsBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> TaskstatsBackend:
-        """Return the backend: it is always on."""
         state_dir = options.state_dir
         if state_dir is None:
-            state_dir = default_directory(os.environ.get("RUNTIME_DIRECTORY", ""))
+            state_dir = os.environ.get("RUNTIME_DIRECTORY") or DIRECTORY
         return cls(host, state_dir)
 
     def open(self) -> None:
@@ -177,7 +154,6 @@ class TaskstatsBackend(InputBackend):
         self.fd = self._source.fd
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row for each job that has or had a task."""
         self._keep_only({job.id for job in jobs})
         self._recognize(jobs)
         self._restored = {}  # the others ended while the agent was away
@@ -216,7 +192,6 @@ class TaskstatsBackend(InputBackend):
         self._shrunk.discard(job.id)
 
     def last(self, job: Job) -> Sample | None:
-        """Return the totals at the job's end."""
         self._recognize([job])
         rows = self._measure([job], tick=False)
         self._sampled = [other for other in self._sampled if other is not job]
@@ -237,7 +212,8 @@ class TaskstatsBackend(InputBackend):
             part.keep_only(jobs)
         self._child_cpu.tick(jobs)
 
-    def _parts(self) -> tuple[_ByJob, ...]:
+    def _parts(self) -> tuple[Any, ...]:
+        """Return the parts with a state of each job, to be forgotten with `forget` or `keep_only`."""
         return (self._totals, self._waits, self._states, self._migrated, self._cpu_time, self._group_cpu, self._idle)
 
     def job_value(self, name: str) -> JobValue:
@@ -245,7 +221,6 @@ class TaskstatsBackend(InputBackend):
         return {"cpu_attributed": self._cpu_time.attributed.get}[name]
 
     def counters(self) -> Mapping[str, int]:
-        """Return exit records by outcome, losses, and the state of the subscriptions."""
         counts = self._source.counters()
         counts.update(
             exits_known=self._owners.known,
@@ -275,12 +250,7 @@ class TaskstatsBackend(InputBackend):
             attribute  exit records to jobs, also those that waited for a parent; CPU time beyond them
             rows       of each job                                     after all ends are known
 
-        Args:
-            jobs: all of them at a tick, some between ticks.
-            tick: whether this is a tick.
-
-        Raises:
-            BackendUnavailable: it is not open.
+        `jobs` are all of them at a tick, some between ticks.
         """
         before_ns = {job.id: self._group_cpu.read(job) for job in jobs}
         members, idle = self._list(jobs, before_ns, tick)
@@ -419,12 +389,7 @@ class TaskstatsBackend(InputBackend):
     def _row(self, job: Job, answer: _Answer, finished: Ints, migrated: Collection[int], left_ns: int) -> Ints | None:
         """Update a job's totals and its row; return the totals, or None if it never had a task.
 
-        Args:
-            job: the job.
-            answer: of its tasks.
-            finished: tasks whose final values are counted.
-            migrated: its tasks known to come from elsewhere.
-            left_ns: see `JobCpuTime.update`.
+        The final values of `finished` tasks are counted; `migrated` ones are known to come from elsewhere.
         """
         keys, values, reused = self._without_finished(job.id, answer.keys, answer.values, finished)
         fold = answer.fold if len(keys) == len(answer.keys) else None
@@ -474,10 +439,8 @@ class TaskstatsBackend(InputBackend):
     def _note_departed(self, job: int, gone: Ints, found: Ints, values: Ints, finished: Ints) -> int:
         """Record the fate of tasks without record that the job's cgroup no longer lists.
 
-        Live tasks have left the job. Of tasks that do not answer, the last known values are counted.
-
-        Returns:
-            CPU time in ns that tasks that have left the job used since their last reading in it.
+        Live tasks have left the job: return the ns of CPU time that these used since their last reading in it. Of tasks
+        that do not answer, the last known values are counted.
         """
         answers = np.isin(gone, found)
         left = gone[answers]
@@ -494,11 +457,7 @@ class TaskstatsBackend(InputBackend):
         return left_ns
 
     def _without_finished(self, job: int, keys: Ints, values: Ints, finished: Ints) -> tuple[Ints, Ints, list[int]]:
-        """Remove the tasks whose final values are counted already.
-
-        Returns:
-            Keys, values, and the keys reused by another, live task.
-        """
+        """Remove tasks whose final values are counted already; return also the keys reused by another, live task."""
         if not len(finished):
             return keys, values, []
         ended = np.isin(keys, finished)
@@ -533,7 +492,7 @@ class TaskstatsBackend(InputBackend):
             floor = None if floor is None else totals
             beyond_ns = self._cpu_time.attributed.get(job, 0) - int(totals[_VIRTUAL])
             kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns, self._exits[job.id])
-        self._is_kept = self._state.save(kept_totals.pack(kept_jobs, waits))
+        self._is_kept = self._state.save(pack_totals(kept_jobs, FIELDS, waits))
 
     def _restore(self, data: bytes | None) -> None:
         """Read the output of `_keep`; used as its jobs are found again."""
@@ -541,7 +500,7 @@ class TaskstatsBackend(InputBackend):
         if data is None:
             return
         try:
-            self._restored = kept_totals.unpack(data, len(WAITS))
+            self._restored = unpack_totals(data, FIELDS, len(WAITS))
         except ValueError as err:
             log.warning("kept totals are of another version of Colmet, and are not used: %s", err)
 
@@ -590,13 +549,5 @@ def _select(found: Ints, values: Ints, tids: Ints) -> tuple[Ints, Ints]:
     """Return the answers of some tasks among all answers."""
     if np.array_equal(found, tids):
         return found, values
-    place = np.searchsorted(found, tids)
-    if len(found):
-        np.minimum(place, len(found) - 1, out=place)
-        keys = found[place]
-        if np.array_equal(keys, tids):  # the usual tick
-            return tids, values[place]
-        place = place[keys == tids]
-    else:
-        place = place[:0]
-    return found[place], values[place]
+    keys, places, _ = np.intersect1d(found, tids, assume_unique=True, return_indices=True)
+    return keys, values[places]

@@ -14,14 +14,17 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.temperature import AGENT_COUNTERS, COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
+from colmet.common.tables.power import HWMON, THERMAL
+from colmet.common.tables.power import SENSORS as SENSOR_SCHEMA
+from colmet.common.tables.power import TEMPERATURE_COLUMNS as COLUMNS
+from colmet.common.tables.power import TEMPERATURE_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.power import TEMPERATURES as SCHEMA
 from colmet.node.backend import InputBackend
+from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import NODE_JOB
-from colmet.node.selfmetrics.mapping import CounterName
 
 log = logging.getLogger(__name__)
 
-MAX_SENSORS = 1024
 # Drivers of processors: if columns are filled from hwmon, theirs come first.
 PROCESSORS = frozenset({"coretemp", "k10temp", "k8temp", "zenpower"})
 # Beyond these (mC) it is no temperature: registers of missing sensors read -128, 255, -273 and the like.
@@ -53,6 +56,11 @@ class _Sensor:
     path: str  # of the file with its temperature; "" while it is gone
     critical: float | None  # threshold in degrees Celsius
 
+    def row(self, milli: int | None) -> dict[str, Value]:
+        degrees = None if milli is None else milli / 1000
+        labels = {"sensor": self.name.encode(), "source": self.source.encode()}
+        return {**labels, "temperature": degrees, "critical": self.critical}
+
 
 class TemperatureBackend(InputBackend):
     """A row of the node with 0.6's columns, and a row for each sensor."""
@@ -73,25 +81,17 @@ class TemperatureBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option to turn it on."""
         parser.add_argument(
             "--enable-temperature", action="store_true", help="measure temperatures: thermal zones and hwmon sensors"
         )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> TemperatureBackend | None:
-        """Return the backend if it is turned on, else None."""
         return cls(host) if options.enable_temperature else None
 
     def open(self) -> None:
-        """Find the sensors; BackendUnavailable without any."""
         self._listing = self._list()
-        found: dict[str, _Sensor] = {}
-        for sensor in (*self._zones(), *self._chips()):
-            if len(found) == MAX_SENSORS:
-                self._once.warning("more than %d sensors, the others are skipped", MAX_SENSORS)
-                break
-            found[sensor.name] = sensor
+        found = {sensor.name: sensor for sensor in (*self._zones(), *self._chips())}
         if not found:
             raise BackendUnavailable(
                 f"no thermal zone in {THERMAL} and no temperature in {HWMON}; `modprobe coretemp` (Intel) or `modprobe "
@@ -167,7 +167,6 @@ class TemperatureBackend(InputBackend):
         return milli / 1000 if milli > 0 else None
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        """Return the row of the node, then one for each sensor; BackendUnavailable if all are gone."""
         if self._list() != self._listing:
             self.open()
         milli = {sensor: self._read(sensor) for sensor in self._known.values()}
@@ -177,7 +176,7 @@ class TemperatureBackend(InputBackend):
         }
         return [
             Sample(NODE_JOB, columns),
-            *[Sample(NODE_JOB, _sensor_row(sensor, value), SENSOR_SCHEMA) for sensor, value in milli.items()],
+            *[Sample(NODE_JOB, sensor.row(value), SENSOR_SCHEMA) for sensor, value in milli.items()],
         ]
 
     def _read(self, sensor: _Sensor) -> int | None:
@@ -191,16 +190,13 @@ class TemperatureBackend(InputBackend):
             return None
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Return the names of the sensors with columns."""
         return [CounterName(f"counter_{n + 1}", one.name, "celsius") for n, one in enumerate(self._columns)]
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """Return a line for each column of 0.6's table."""
         names = [one.name for one in self._columns] + ["no counter "] * (COLUMNS - len(self._columns))
         return "temperature", [f"counter_{n}, {name}" for n, name in enumerate(names, 1)]
 
     def counters(self) -> Mapping[str, int]:
-        """Return the number of failed readings."""
         return {"part_failures": self._failures}
 
 
@@ -218,12 +214,3 @@ def _chip_name(chip: str, path: str) -> str:
 def _numbered(form: re.Pattern[str], names: Iterable[str]) -> list[tuple[int, str]]:
     """Return names of one form with their numbers, sorted by these."""
     return sorted((int(match[1]), name) for name in names if (match := form.fullmatch(name)))
-
-
-def _sensor_row(sensor: _Sensor, milli: int | None) -> dict[str, Value]:
-    return {
-        "sensor": sensor.name.encode(),
-        "source": sensor.source.encode(),
-        "temperature": None if milli is None else milli / 1000,
-        "critical": sensor.critical,
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from colmet import __version__
 from colmet.common.config import cli
 from colmet.common.config.keys import read_uris
 from colmet.common.daemon.logs import powers_of_ten
@@ -20,9 +22,8 @@ from colmet.common.transport import LinkClient, Push, Socket, check_target, curv
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
 from colmet.node.delivery.outbox import MAX_AGE_S, Outbox
-from colmet.node.delivery.requests import Requests
 from colmet.node.delivery.spool import LOCK, EncodedBatch, Spool
-from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Times, Uplink, UplinkState, by_preference, hello
+from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Requests, Times, Uplink, UplinkState, by_preference
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +116,6 @@ def collectors(options: argparse.Namespace) -> list[str]:
     """Return the addresses of the collectors: given, else named with the collector's key, else the default one.
 
     The list is empty if the option is '' and no key names one: no collector is known yet.
-
-    Raises:
-        ConfigError: only one of the files of keys exists.
     """
     given: list[str] | None = options.zeromq_uri
     if given and given != [""]:
@@ -149,11 +147,7 @@ def addresses(options: argparse.Namespace) -> dict[str, str]:
 def open_uplinks(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
 ) -> list[Uplink]:
-    """Return the uplinks to all collectors of the options, in this host's order of preference.
-
-    Raises:
-        ConfigError: a URI cannot be used, or the two options are given in different numbers.
-    """
+    """Return the uplinks to all collectors of `addresses`, in this host's order of preference."""
     by_uri = addresses(options)
     dialect = options.wire
     if dialect == AUTO and security is not None:  # no collector of Colmet 0.6 has keys
@@ -174,19 +168,13 @@ def open_uplinks(
     uplinks: list[Uplink] = []
     # without acknowledgements, queued batches exist nowhere else
     linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
-    try:
+    with contextlib.ExitStack() as stack:
         for uri in by_preference(host_name, list(by_uri)):
-            push = Push(uri, options.zeromq_hwm, linger_ms, security)
-            try:
-                link = LinkClient(by_uri[uri], security, push) if acknowledged and by_uri[uri] else None
-            except BaseException:
-                push.close()
-                raise
+            push = stack.enter_context(contextlib.closing(Push(uri, options.zeromq_hwm, linger_ms, security)))
+            link = LinkClient(by_uri[uri], security, push) if acknowledged and by_uri[uri] else None
             uplinks.append(Uplink(uri, push, link, times, time.monotonic(), dialect))
-    except BaseException:
-        for uplink in uplinks:
-            uplink.close()
-        raise
+            stack.callback(uplinks[-1].close)
+        stack.pop_all()
     return uplinks
 
 
@@ -204,15 +192,11 @@ class NodeLink:
     `step` is for one thread only, made by `start`.
 
     Args:
-        host: name of this host.
-        outbox: the batches to send.
         uplinks: to the collectors, in order of preference.
-        take: returns new batches.
-        wake_fd: readable when there are new batches.
+        take, wake_fd: return new batches; readable when there are some.
         window: limit of unacknowledged batches on their way.
         rate: of batches that are not new, per second.
-        times: intervals and timeouts.
-        requests: answers the collectors' requests.
+        times, requests: intervals and timeouts; answers to the collectors' requests.
 
     Attributes:
         resent: number of batches sent again.
@@ -239,7 +223,9 @@ class NodeLink:
         self._take = take
         self._wake_fd = wake_fd
         self._window = window
+        self._window_of_old = max(1, window // 2)
         self._rate = rate
+        self._burst = max(1.0, rate / 4)  # batches at once after a quiet time
         self._times = times or Times()
         self._requests = requests or Requests(None)
         self._monotonic = monotonic
@@ -249,7 +235,7 @@ class NodeLink:
         self._cursor: Key | None = (0, 0)  # the next key to send is not before it; None: none to send
         self._passed: Key | None = None  # the first skipped batch: it was sent in v1 before
         self._decoder = Decoder()
-        self._tokens = TokenBucket(rate, _burst(rate), monotonic)
+        self._tokens = TokenBucket(rate, self._burst, monotonic)
         self._tokens.use(self._tokens.left() - 1)
         self._looked_at = monotonic()
         self._uplink = uplinks[0]
@@ -300,11 +286,7 @@ class NodeLink:
             time.sleep(0.1)
 
     def stop(self, wake: Callable[[], None]) -> bool:
-        """Have the thread send its last batches within `farewell_s`, and end; return whether it ended.
-
-        Args:
-            wake: makes `wake_fd` readable.
-        """
+        """Have the thread, woken by `wake`, send its last batches within `farewell_s`; return whether it ended."""
         self._stopping = True
         if self._thread is None:
             return True
@@ -315,7 +297,7 @@ class NodeLink:
     def _finish(self) -> None:
         """Send waiting batches while a collector receives them, for `farewell_s` at most."""
         until = self._monotonic() + self._times.farewell_s
-        self._tokens.use(self._tokens.left() - _burst(self._rate))  # all may be sent at once
+        self._tokens.use(self._tokens.left() - self._burst)  # all may be sent at once
         while True:
             self.step()
             now = self._monotonic()
@@ -491,10 +473,6 @@ class NodeLink:
         self._outstanding[key] = _Sent(uplink, now + pause_s, is_short)
         return True
 
-    @property
-    def _window_of_old(self) -> int:
-        return max(1, self._window // 2)
-
     def _may_send_again(self) -> bool:
         """Return whether old batches may be sent: the collector's batches and its dialect must be known first."""
         return self._uplink.state in (UplinkState.THERE, UplinkState.MUTE) and bool(self._uplink.dialect)
@@ -543,7 +521,8 @@ class NodeLink:
                 else:
                     self._take_back(uplink)
             if uplink.hello(now, waiting and uplink is self._uplink):
-                uplink.say(hello(self._host, self._outbox.epoch, self._outbox.coming, self._outbox.ranges()), now)
+                ranges = tuple([wire.Range(*one) for one in self._outbox.ranges()[: wire.MAX_RANGES]])  # the oldest
+                uplink.say(wire.Hello(self._host, self._outbox.epoch, self._outbox.coming, __version__, ranges), now)
         if now - self._looked_at >= self._times.ask_s / 2:
             self._looked_at = now
             self._outbox.flush()
@@ -561,8 +540,3 @@ class NodeLink:
             if len(self._tries) > self._most_tries:  # of some acknowledged before their retry
                 self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
                 self._most_tries = 2 * len(self._tries) + self._window
-
-
-def _burst(rate: float) -> float:
-    """Return the number of batches that may be sent at once after a quiet time."""
-    return max(1.0, rate / 4)

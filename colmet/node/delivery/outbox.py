@@ -1,4 +1,7 @@
-"""The outbox: batches until a collector acknowledges them, on disk with a spool directory, else in memory."""
+"""The send queue of the measuring thread, and the outbox of the link's thread.
+
+The outbox keeps batches until a collector acknowledges them: on disk with a spool directory, else in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import logging
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.ranges import Ranges
+from colmet.common.daemon.wakeup import Wakeup
+from colmet.common.schema import Batch
+from colmet.common.wire.link import Ranges
 from colmet.node.delivery.spool import Dropped, EncodedBatch, Spool
 
 log = logging.getLogger(__name__)
@@ -93,13 +99,13 @@ class Outbox:
     Args:
         epoch: of this start.
         spool: keeps them on disk; None keeps all in memory.
-        max_memory_bytes: limit of the batches in memory; beyond it the oldest are dropped.
-        max_age_s: limit of the age of batches in memory.
+        max_memory_bytes, max_age_s: limits of the batches in memory; beyond them the oldest are dropped.
 
     Attributes:
         dropped: number of dropped batches.
+        dropped_ranges: those dropped since the start, the latest last; at most the latest 256.
         sent_batches: batches of this start that were sent, each counted once.
-        acknowledged: number of batches on a collector's disk.
+        acknowledged: number of batches on a collector's disk, those of earlier starts included.
         stats: counts of the batches of this start, by table.
     """
 
@@ -121,7 +127,7 @@ class Outbox:
         self._memory: dict[tuple[int, int], EncodedBatch] = {}
         self._numbers: dict[int, Ranges] = {}  # by epoch, the oldest first
         self._sent: dict[int, Ranges] = {}  # by this process, by epoch
-        self._dropped_ranges: tuple[Dropped, ...] = ()
+        self.dropped_ranges: tuple[Dropped, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of batches kept."""
@@ -243,27 +249,18 @@ class Outbox:
             self._note_dropped(batches._replace(first=low, last=high))
 
     def _note_dropped(self, dropped: Dropped) -> None:
-        """Count dropped batches, and remember their range."""
         before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
         if powers_of_ten(self.dropped, before):
             log.error(
                 "batches dropped that no collector has acknowledged cause=%s dropped=%d epoch=%d numbers=%d..%d",
-                dropped.cause,
-                self.dropped,
-                dropped.epoch,
-                dropped.first,
-                dropped.last,
+                *(dropped.cause, self.dropped, *dropped[:3]),
             )
-        ranges = self._dropped_ranges
+        ranges = self.dropped_ranges
         following = dropped.epoch, dropped.first, dropped.cause
         if ranges and (ranges[-1].epoch, ranges[-1].last + 1, ranges[-1].cause) == following:
             dropped = ranges[-1]._replace(last=dropped.last, until_ns=dropped.until_ns)
             ranges = ranges[:-1]
-        self._dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
-
-    def dropped_ranges(self) -> tuple[Dropped, ...]:
-        """Return the ranges dropped since the start, the latest last; at most the latest 256."""
-        return self._dropped_ranges
+        self.dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
 
     def _remove(self, epoch: int, first: int, last: int, what: str) -> list[tuple[int, int]]:
         """Remove batches, as far as they are kept, and count their outcome; return their numbers, as ranges."""
@@ -326,3 +323,94 @@ class Outbox:
 
 def _count(ranges: Iterable[tuple[int, int]]) -> int:
     return sum([last - first + 1 for first, last in ranges])
+
+
+QUEUE_BYTES = 16 << 20  # of batches queued while the link's thread waits for a disk
+MAX_OVERFLOWS = 256
+
+
+class SendQueue:
+    """Queue of encoded batches for the thread of the link. `put` never waits.
+
+    While that thread is blocked, the queue drops its oldest batches beyond `max_bytes` and counts them.
+
+    Args:
+        encode: encoder of v1, of its short form or the full one.
+        outbox: keeps the batches, in the thread of the link.
+
+    Attributes:
+        fd: readable when there are batches to take; `wake` makes it so.
+        taken, overflowed: numbers of batches put, and of those dropped by the queue.
+    """
+
+    def __init__(self, encode: Callable[[Batch], bytes], outbox: Outbox, max_bytes: int = QUEUE_BYTES) -> None:
+        self.outbox = outbox
+        self.taken = self.overflowed = 0
+        self._overflows: deque[Dropped] = deque(maxlen=MAX_OVERFLOWS)
+        self._encode = encode
+        self._max_bytes = max_bytes
+        self._queue: deque[EncodedBatch] = deque()
+        # each is written to by one thread alone
+        self._bytes_in = self._bytes_out = self._bytes_dropped = 0
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
+        self.wake = self._wakeup.wake
+
+    def put(self, batch: Batch) -> None:
+        """Encode a batch and queue it."""
+        message = self._encode(batch)
+        schemas = tuple([table.schema for table in batch.tables])
+        entry = EncodedBatch(self.outbox.epoch, batch.seq or 0, batch.time_ns, message, schemas)
+        self.outbox.stats.take(entry.seq, tuple([schema.name for schema in schemas]))
+        self.taken += 1
+        self._bytes_in += len(message) + ENTRY_BYTES
+        self._queue.append(entry)
+        while self._bytes_in - self._bytes_out - self._bytes_dropped > self._max_bytes and len(self._queue) > 1:
+            self._drop_oldest()
+        log.debug("batch queued seq=%s bytes=%d rows=%d", batch.seq, len(message), batch.row_count)
+        self.wake()
+
+    def _drop_oldest(self) -> None:
+        try:
+            entry = self._queue.popleft()
+        except IndexError:  # the other thread took them meanwhile
+            return
+        self._bytes_dropped += len(entry.message) + ENTRY_BYTES
+        self.overflowed += 1
+        self.outbox.stats.count("dropped", entry.seq, entry.seq)
+        self._overflows.append(Dropped(entry.epoch, entry.seq, entry.seq, entry.time_ns, entry.time_ns, "queue"))
+        if powers_of_ten(self.overflowed):
+            log.error(
+                "batch dropped, as the thread that keeps and sends them is behind dropped=%d; does the disk of "
+                "--spool-dir answer?",
+                self.overflowed,
+            )
+
+    @property
+    def dropped(self) -> int:
+        """The number of dropped batches."""
+        return self.overflowed + self.outbox.dropped
+
+    def dropped_ranges(self) -> list[Dropped]:
+        """Return the latest ranges of batches dropped since the start."""
+        return [*self._overflows, *self.outbox.dropped_ranges]
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters, by name."""
+        return {"taken": self.taken, "overflowed": self.overflowed, **self.outbox.counters()}
+
+    def take(self) -> list[EncodedBatch]:
+        """Return the batches put since the last call."""
+        self._wakeup.clear()
+        entries = []
+        while self._queue:
+            try:
+                entries.append(self._queue.popleft())
+            except IndexError:  # it overflowed meanwhile
+                break
+        self._bytes_out += sum([len(entry.message) + ENTRY_BYTES for entry in entries])
+        return entries
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._wakeup.close()

@@ -2,13 +2,12 @@
 
 It survives any death of the process: each batch is one write, and none is synced. Little-endian:
 
-    segment  8s "ColmetS1", Q random number, Q epoch, B bytes of the host's name, the name, I CRC-32 of these
-             or the same with "ColmetS2", and I bytes of descriptions, the descriptions, deflated, I CRC-32 of these
+    segment  8s "ColmetS2", Q random number, Q epoch, B bytes of the host's name, I bytes of descriptions,
+             the name, the descriptions, deflated, I CRC-32 of these
 
 Then come records (`common.record_log`): the message of each is a batch, in the short form if all its tables are
 described in the head. The seed is random for each segment. A segment has batches of one epoch, and is only written by
-the process that created it. One with descriptions has another suffix: earlier versions leave it alone, and this one
-leaves those of later versions alone, by their suffix or the digit of their head.
+the process that created it. Those of later versions stay, by the digit of their head.
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ import time
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import WireError, is_later, later_form
 from colmet.common.host.host import PrivateDirectory
-from colmet.common.ranges import Ranges
 from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
 from colmet.common.schema import Schema
 from colmet.common.wire import v1
+from colmet.common.wire.link import Ranges
 
 log = logging.getLogger(__name__)
 
-MAGIC, DESCRIBED_MAGIC = b"ColmetS1", b"ColmetS2"
-FORM_READ = 2  # the highest digit of a head
-_SEGMENT = struct.Struct("<8sQQB")
-_SIZE = struct.Struct("<I")
-NAME = re.compile(r"(\d{20})-(\d{20})\.spool2?", re.ASCII)
-_ANY_NAME = re.compile(r"\d{20}-\d{20}\.spool(\d*)", re.ASCII)
+MAGIC = b"ColmetS2"
+FORM_READ = 2  # the digit of a head
+_SEGMENT = struct.Struct("<8sQQBI")
+NAME = re.compile(r"(\d{20})-(\d{20})\.spool", re.ASCII)
 MAX_SCHEMAS = 256  # in a head
 LOCK = "lock"
 MAX_MESSAGE_BYTES = 8 << 20
@@ -79,8 +77,7 @@ class Head(NamedTuple):
 def pack_head(seed: int, epoch: int, host: str, descriptions: bytes = b"") -> bytes:
     """Return the head of a segment."""
     name = host.encode()
-    head = seal(_SEGMENT.pack(DESCRIBED_MAGIC if descriptions else MAGIC, seed, epoch, len(name)) + name)
-    return head + seal(_SIZE.pack(len(descriptions)) + descriptions) if descriptions else head
+    return seal(_SEGMENT.pack(MAGIC, seed, epoch, len(name), len(descriptions)) + name + descriptions)
 
 
 def form_of(data: bytes) -> int:
@@ -93,18 +90,13 @@ def read_head(data: bytes) -> Head | None:
     """Return the head of a segment; None if it is damaged."""
     if len(data) < _SEGMENT.size:
         return None
-    magic, seed, epoch, length = _SEGMENT.unpack_from(data)
-    end = _SEGMENT.size + length
-    if magic not in (MAGIC, DESCRIBED_MAGIC) or not is_sealed(data, end):
+    magic, seed, epoch, length, size = _SEGMENT.unpack_from(data)
+    names_end = _SEGMENT.size + length
+    end = names_end + size
+    if magic != MAGIC or not is_sealed(data, end):
         return None
-    head = Head(seed & 0xFFFFFFFF, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + CRC.size, b"")
-    if magic == MAGIC:
-        return head
-    rest = memoryview(data)[head.start :]
-    size = _SIZE.size + (_SIZE.unpack_from(rest)[0] if len(rest) >= _SIZE.size else 0)
-    if size == _SIZE.size or not is_sealed(bytes(rest[: size + CRC.size]), size):
-        return None
-    return head._replace(start=head.start + size + CRC.size, descriptions=bytes(rest[_SIZE.size : size]))
+    host = data[_SEGMENT.size : names_end].decode(errors="replace")
+    return Head(seed & 0xFFFFFFFF, epoch, host, end + CRC.size, data[names_end:end])
 
 
 def _pack_schemas(schemas: Iterable[Schema]) -> bytes:
@@ -130,16 +122,17 @@ class Dropped(NamedTuple):
     cause: str  # memory, size, age, damage or queue
 
 
+@dataclass(eq=False)
 class _Segment:
     """A segment, and the numbers of its kept batches."""
 
-    def __init__(self, name: str, epoch: int, first: int, size: int) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.first = first  # by its name
-        self.size = size
-        self.since_ns = self.until_ns = 0
-        self.numbers = Ranges()
+    name: str
+    epoch: int
+    first: int  # by its name
+    size: int
+    since_ns: int = 0
+    until_ns: int = 0
+    numbers: Ranges = field(default_factory=Ranges)
 
     def note(self, seq: int, time_ns: int) -> None:
         if not self.numbers.count:
@@ -155,8 +148,7 @@ class Spool:
         directory: locked by this process.
         host: name of this host; segments of other hosts stay untouched.
         epoch: of this start.
-        max_bytes: limit of all segments.
-        max_age_s: limit of a batch's age.
+        max_bytes, max_age_s: limits of all segments, and of a batch's age.
         monotonic: clock for retries.
         segment_bytes: limit of a segment; 0 derives it from `max_bytes`.
 
@@ -199,17 +191,6 @@ class Spool:
         self._loaded: tuple[str, int] = ("", 0)  # name and size of the segment of `_messages`
         self._messages: dict[tuple[int, int], bytes] = {}
 
-    def _report_later(self, later: Sequence[tuple[str, int]]) -> None:
-        """Log the segments of a later version, by name and form: they stay."""
-        if later:
-            name, form = later[0]
-            remedy = "remove it: nothing else sends these batches"
-            log.error(
-                "spool: a later version is needed segments=%d: %s",
-                len(later),
-                later_form(name, form, FORM_READ, remedy),
-            )
-
     @staticmethod
     def last_epoch(directory: PrivateDirectory) -> int:
         """Return the highest epoch with batches; 0 without any."""
@@ -234,10 +215,8 @@ class Spool:
         """Return the batches left by earlier processes, ascending: epoch, lowest and highest number of each range."""
         found: list[tuple[int, int, int]] = []
         foreign = count = 0
-        names = sorted(self._directory.names())
-        forms = [(name, int(match[1] or 1)) for name in names if (match := _ANY_NAME.fullmatch(name))]
-        later = [(name, form) for name, form in forms if is_later(form, FORM_READ)]
-        for name in filter(NAME.fullmatch, names):
+        later: list[tuple[str, int]] = []
+        for name in sorted(filter(NAME.fullmatch, self._directory.names())):
             try:
                 data = self._directory.read(name, MAX_FILE_BYTES)
             except OSError as err:
@@ -271,7 +250,9 @@ class Spool:
                 count += segment.numbers.count
             else:
                 self._unlink(name)
-        self._report_later(later)
+        if later:
+            why = later_form(*later[0], FORM_READ, "remove it: nothing else sends these batches")
+            log.error("spool: a later version is needed segments=%d: %s", len(later), why)
         if foreign:
             log.warning("spool: segments=%d are of another host and stay unused; remove them", foreign)
         if count:
@@ -370,12 +351,11 @@ class Spool:
                 self._known.update(zip(self._digests, item.schemas))
         writer = self._writer
         if writer is None:
-            begins = True
+            writer = self._begin(item.seq)
         elif self._segments[-1].numbers.count:
-            begins = writer.size + FORM.header_bytes + len(item.message) > self._segment_bytes
-        else:
-            begins = not self._tried.issuperset(self._digests)
-        if writer is None or begins:
+            if writer.size + FORM.header_bytes + len(item.message) > self._segment_bytes:
+                writer = self._begin(item.seq)
+        elif not self._tried.issuperset(self._digests):
             writer = self._begin(item.seq)
         segment = self._segments[-1]
         message = item.message if self._described.issuperset(self._digests) else item.full
@@ -397,7 +377,7 @@ class Spool:
         self._tried = frozenset(self._known)
         self._described = self._tried if descriptions else frozenset()
         self._seed, self._head = seed & 0xFFFFFFFF, pack_head(seed, self._epoch, self._host, descriptions)
-        name = f"{self._epoch:020d}-{first:020d}.spool{'2' if descriptions else ''}"
+        name = f"{self._epoch:020d}-{first:020d}.spool"
         try:
             descriptor = self._directory.create(name)
         except FileExistsError:  # of a write that failed here
@@ -416,15 +396,14 @@ class Spool:
 
     def _end_segment(self) -> None:
         """End the last segment; remove it if it has no batch."""
-        if self._writer is not None:
-            self._end_writing()
-            if not self._segments[-1].numbers.count:
-                self._unlink(self._segments.pop().name)
+        if self._end_writing() and not self._segments[-1].numbers.count:
+            self._unlink(self._segments.pop().name)
 
-    def _end_writing(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def _end_writing(self) -> bool:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return writer is not None
 
     def remove(self, epoch: int, first: int, last: int) -> None:
         """Remove batches; a segment without any is deleted."""

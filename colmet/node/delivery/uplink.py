@@ -1,60 +1,47 @@
-"""The uplink: the connection to one collector, its two sockets, and the collector's state as seen from here."""
+"""The uplink: the connection to one collector, its state as seen from here, and the requests that come over it."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from collections.abc import Container, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Container, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from colmet import __version__
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import WireError
-from colmet.common.ranges import Ranges
 from colmet.common.schema import Schema
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import link as wire
+from colmet.common.wire.link import Ranges
 
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 1024  # ranges of numbers sent over one uplink, of one epoch
 MAX_CARRIED = 64  # batches with new descriptions, on their way over one uplink
+MAX_WAITING = 16  # requests
 MAX_DESCRIBED = 512  # half of what a collector keeps
 AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
 
 
 class Times(NamedTuple):
-    """Intervals and timeouts, in seconds; tests shorten them.
+    """Intervals and timeouts, in seconds; tests shorten them."""
 
-    Attributes:
-        ask_s: between two Hellos while an answer is missing.
-        hello_s: between two Hellos otherwise.
-        away_s: timeout of an answer; after it a collector is away.
-        mute_s: timeout of the link to a collector that receives data; after it the collector counts as one without
-            acknowledgements, with `AUTO` as one of Colmet 0.6.
-        mute_known_s: the same for a collector that has acknowledged before.
-        resend_s: before the first retry of a batch; twice as long each time.
-        resend_most_s: longest pause before a retry.
-        back_s: time of uninterrupted presence of a preferred collector before it is used again.
-        farewell_s: to send waiting batches at the end.
-    """
-
-    ask_s: float = 2.0
-    hello_s: float = 10.0
-    away_s: float = 10.0
+    ask_s: float = 2.0  # between two Hellos while an answer is missing
+    hello_s: float = 10.0  # between two Hellos otherwise
+    away_s: float = 10.0  # timeout of an answer; after it a collector is away
+    # timeout of the link to a collector that receives data; after it the collector counts as one without
+    # acknowledgements, with `AUTO` as one of Colmet 0.6
     mute_s: float = 15.0
-    mute_known_s: float = 60.0
-    resend_s: float = 15.0
-    resend_most_s: float = 60.0
-    back_s: float = 30.0
-    farewell_s: float = 2.0
-
-    def faster(self, factor: float) -> Times:
-        """Return these times divided by `factor`, except those dependent on the speed of connecting sockets."""
-        faster = Times(*[seconds / factor for seconds in self])
-        return faster._replace(mute_s=self.mute_s, mute_known_s=self.mute_known_s)
+    mute_known_s: float = 60.0  # the same for a collector that has acknowledged before
+    resend_s: float = 15.0  # before the first retry of a batch; twice as long each time
+    resend_most_s: float = 60.0  # longest pause before a retry
+    back_s: float = 30.0  # time of uninterrupted presence of a preferred collector before it is used again
+    farewell_s: float = 2.0  # to send waiting batches at the end
 
 
 class UplinkState(Enum):
@@ -89,20 +76,11 @@ class Uplink:
 
     Args:
         uri: of the collector, for the log.
-        push: socket for data.
-        link: socket for acknowledgements; None without them.
-        times: intervals and timeouts.
+        push, link: sockets for data and for acknowledgements.
         now: time on the clock of all other methods.
         wire: AUTO, or the dialect of the batches: V1 or COLMET06.
 
     Attributes:
-        wire: the same.
-        sends: the dialect as of the latest look, for any thread.
-        state: of the collector.
-        since: start of this state.
-        blocked_at: time since when a present collector has received no data; None otherwise.
-        version: of the collector, empty if unknown.
-        durable: whether acknowledged batches are on its disk.
         duplicates: batches of this node received by it more than once, since the node was started.
         bad_messages: unreadable messages of the link.
         doubted: batches acknowledged by it, but not sent to it since it was started.
@@ -112,14 +90,14 @@ class Uplink:
     def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float, wire: str = V1) -> None:
         self.uri = uri
         self.wire = wire
-        self.sends = "" if wire == AUTO else wire
+        self.sends = "" if wire == AUTO else wire  # the dialect as of the latest look, for any thread
         self.push = push
         self.link = link
         self.state = UplinkState.UNKNOWN if link is not None else UplinkState.MUTE
-        self.since = now
-        self.blocked_at: float | None = None
-        self.version = ""
-        self.durable = True
+        self.since = now  # start of this state
+        self.blocked_at: float | None = None  # since when a present collector has received no data
+        self.version = ""  # of the collector, empty if unknown
+        self.durable = True  # whether acknowledged batches are on its disk
         self.duplicates = self.bad_messages = self.doubted = self.asked = 0
         self._times = times
         self._asked_at = now  # the first question without an answer; infinite without one
@@ -163,13 +141,10 @@ class Uplink:
         return V1 if is_answered else ""
 
     def notice(self, now: float) -> bool:
-        """Check whether the data connection is a new one; with `AUTO` the collector is then asked again.
+        """Return whether the data connection is a new one, and may be to a collector without the earlier batches.
 
-        It may be another collector. The link is reopened, so that every answer is newer than the data connection.
-        Call this before `receive`.
-
-        Returns:
-            Whether earlier batches may be missing at the present collector.
+        With `AUTO` it is then asked again: the link is reopened, so that every answer is newer than the data
+        connection. Call this before `receive`.
         """
         connection = self.push.connection if self.wire == AUTO and self.link is not None else 0
         if connection in (0, self._connection):
@@ -414,7 +389,58 @@ class Uplink:
         self.push.close()
 
 
-def hello(host: str, epoch: int, coming: int, outbox: Sequence[tuple[int, int, int]]) -> wire.Hello:
-    """Return the Hello of a node; with more than `MAX_RANGES` epochs it names the oldest."""
-    ranges = tuple([wire.Range(*one) for one in outbox[: wire.MAX_RANGES]])
-    return wire.Hello(host, epoch, coming, __version__, ranges)
+class Requests:
+    """Queue of requests, answered one after the other by `handle`, in a thread that ends when the queue is empty.
+
+    Attributes:
+        fd: readable when there are answers.
+        answered: number of requests answered.
+        refused: number of requests without a handler, or beyond the limit of waiting ones.
+        failures: number of requests not answered because of a defect.
+    """
+
+    def __init__(self, handle: Callable[[bytes], bytes] | None) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, bytes, Any]] = deque()
+        self._answers: deque[tuple[int, bytes, Any]] = deque()
+        self._thread: threading.Thread | None = None
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
+        self.answered = self.refused = self.failures = 0
+
+    def ask(self, number: int, content: bytes, asker: Any) -> None:
+        """Queue a request; `asker` is returned with the answer."""
+        with self._lock:
+            if self._handle is None or len(self._waiting) >= MAX_WAITING:
+                self.refused += 1
+                if powers_of_ten(self.refused):
+                    log.warning("link: request not answered refused=%d", self.refused)
+                return
+            self._waiting.append((number, content, asker))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting or self._handle is None:
+                    self._thread = None
+                    return
+                number, content, asker = self._waiting.popleft()
+            try:
+                answer = self._handle(content)
+            except Exception:  # a defect there must not leave the others unanswered
+                self.failures += 1
+                if powers_of_ten(self.failures):
+                    log.exception("link: defect in answering a request failures=%d", self.failures)
+                continue
+            self._answers.append((number, answer, asker))
+            self.answered += 1
+            self._wakeup.wake()
+
+    def answers(self) -> list[tuple[int, bytes, Any]]:
+        """Return number, answer and asker of each request answered since the last call."""
+        self._wakeup.clear()
+        return [self._answers.popleft() for _ in range(len(self._answers))]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from colmet.common.host.host import Host
 from colmet.common.host.processes import NO_ANSWER, Processes, Question
-from colmet.node.gpus.reading import Gpu, read_number, whole
+from colmet.node.gpus import Gpu, read_number, whole
 
 NVIDIA_MAJOR = 195  # of /dev/nvidiaN, since early drivers
 _CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl
@@ -66,10 +66,7 @@ class Devices(NamedTuple):
 def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
     """Return the devices in a ``devices.list`` of cgroup v1, lines ``c 195:0 rwm``; None if it allows all GPUs.
 
-    `capability_major` is the major number of the devices of MIG instances.
-
-    Raises:
-        ValueError: another form.
+    `capability_major` is the major number of the devices of MIG instances. ValueError for another form.
     """
     gpus, capabilities = set[int](), set[int]()
     for line in data.splitlines():
@@ -204,12 +201,10 @@ class Allocations:
         if directory is None:
             return None
         try:
-            return parse_devices(self._host.read(f"{directory}/devices.list"), self._capability_major())
+            major = read_number(self._host, "/proc/devices", rb"^\s*(\d{1,4}) nvidia-caps$")
+            return parse_devices(self._host.read(f"{directory}/devices.list"), major)
         except (OSError, ValueError):
             return None
-
-    def _capability_major(self) -> int | None:
-        return read_number(self._host, "/proc/devices", rb"^\s*(\d{1,4}) nvidia-caps$")
 
     def _in_resources(self, job_id: int) -> Devices | None:
         try:

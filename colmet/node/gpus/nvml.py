@@ -10,8 +10,8 @@ from typing import Any
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.host.installation import how_to_install
-from colmet.node.gpus.reading import Gpu, GpuReader, Process
+from colmet.common.text import how_to_install
+from colmet.node.gpus import Gpu, GpuReader, Process
 
 log = logging.getLogger(__name__)
 
@@ -95,18 +95,15 @@ class NvmlReader(GpuReader):
             try:
                 gpus += list(self._gpu(index))
             except _Lost as err:
-                self._count_lost(index, err)
+                self.lost += 1
+                if powers_of_ten(self.lost):
+                    log.warning("a GPU does not answer index=%d lost=%d: %s", index, self.lost, err)
+                if self._renew_at is None:
+                    self._renew_at = self._monotonic() + RENEW_S
                 known = self._known.get(index)
                 if known is not None:
                     gpus.append(Gpu(known.uuid, known.name, known.pci, known.index, known.minor, lost=True))
         return gpus
-
-    def _count_lost(self, index: int, err: _Lost) -> None:
-        self.lost += 1
-        if powers_of_ten(self.lost):
-            log.warning("a GPU does not answer index=%d lost=%d: %s", index, self.lost, err)
-        if self._renew_at is None:
-            self._renew_at = self._monotonic() + RENEW_S
 
     def _count(self) -> int:
         try:
@@ -115,7 +112,9 @@ class NvmlReader(GpuReader):
             raise BackendUnavailable(f"NVML counts no GPUs: {err}; {_REMEDY}") from err
 
     def _gpu(self, index: int) -> Iterator[Gpu]:
-        handle = self._handle("nvmlDeviceGetHandleByIndex", index)
+        handle = self._ask("nvmlDeviceGetHandleByIndex", index)
+        if handle is None:
+            raise _Lost("it has no handle")
         gpu = Gpu(
             _text(self._ask("nvmlDeviceGetUUID", handle)),
             _text(self._ask("nvmlDeviceGetName", handle)),
@@ -241,12 +240,6 @@ class NvmlReader(GpuReader):
                 shares.setdefault(sample.pid, []).append(sample.smUtil)
                 self._sampled_until[uuid] = max(self._sampled_until.get(uuid, 0), sample.timeStamp)
         return {pid: sum(some) / len(some) for pid, some in shares.items()}
-
-    def _handle(self, name: str, *arguments: Any) -> Any:
-        handle = self._ask(name, *arguments)
-        if handle is None:
-            raise _Lost("it has no handle")
-        return handle
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Return one answer; None if this GPU, this driver or this version of the module lacks it."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import LONGEST_TEXT, BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
 from colmet.common.schema import Value
-from colmet.node.gpus.reading import Gpu, GpuReader, Process, read_number
+from colmet.node.gpus import Gpu, GpuReader, Process, read_number
 
 log = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-smi"
 DEADLINE_S = 20.0  # without persistence mode, the driver initialises each GPU for each run
 MIB = 1 << 20
-MOST_REMARKS = 100  # different ones to log; a node has at most some ten GPUs
 _REMARK = "WARNING:"
 _WARNED = 14  # its exit status with a remark on an infoROM; its values are right
 
@@ -54,12 +52,9 @@ _REMEDY = "is the NVIDIA driver loaded, and of the version of its libraries?"
 
 
 def parse_value(text: str, factor: int, of_reals: bool) -> Value:
-    """Return a number of nvidia-smi times a factor; None for ``[N/A]`` and any other text in brackets.
+    """Return a number of nvidia-smi times a factor; None for any text in brackets; ValueError for another form.
 
-    Forms: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``.
-
-    Raises:
-        ValueError: another form.
+    Forms: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``, ``[N/A]``.
     """
     if text.startswith("[") or text in ("N/A", "Not Supported", "ERR!"):
         return None
@@ -73,20 +68,6 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
     return number if of_reals else int(number)
 
 
-class Answer(NamedTuple):
-    """The lines of an answer of nvidia-smi, which prints its warnings between its values."""
-
-    rows: list[str]
-    remarks: list[str]  # such as "WARNING: infoROM is corrupted at gpu 0000:B3:00.0"
-
-    @classmethod
-    def split(cls, text: str) -> Answer:
-        """Return the lines of a text."""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        remarks = [line for line in lines if line.startswith(_REMARK)]
-        return cls([line for line in lines if not line.startswith(_REMARK)], remarks)
-
-
 def parse_gpu(line: str, columns: Sequence[str]) -> Gpu:
     """Return the GPU in a line of ``--query-gpu``: its identity, then the queried columns; ValueError otherwise."""
     index, uuid, name, pci, *cells = [cell.strip() for cell in line.split(",")]
@@ -97,12 +78,9 @@ def parse_gpu(line: str, columns: Sequence[str]) -> Gpu:
 
 
 def parse_process(line: str) -> tuple[str, Process | None]:
-    """Return uuid and process of a line of ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory``.
+    """Return uuid and process of a line of ``--query-compute-apps``; ValueError for another form.
 
     The process is None if the driver does not say its number: ``[N/A]``.
-
-    Raises:
-        ValueError: another form.
     """
     uuid, pid, used = [cell.strip() for cell in line.split(",")]
     if not uuid.startswith("GPU-"):
@@ -119,7 +97,7 @@ class SmiReader(GpuReader):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._columns = list(_QUERIES)
-        self._remarks: set[str] = set()  # that have been logged
+        self._once = OnceLog(log)
         self._ask_gpus = self._query()
         self._ask_processes = self._command("--query-compute-apps=gpu_uuid,pid,used_gpu_memory")
 
@@ -140,8 +118,7 @@ class SmiReader(GpuReader):
         """
         gpus = self._gpus()
         processes: dict[str, list[Process] | None] = {gpu.uuid: [] for gpu in gpus}
-        answer = self._heard(self._ask_processes.run())
-        for line in answer.rows:
+        for line in self._rows(self._ask_processes.run()):
             try:
                 uuid, process = parse_process(line)
             except ValueError:
@@ -158,14 +135,13 @@ class SmiReader(GpuReader):
             gpu.processes = processes[gpu.uuid]
         return gpus
 
-    def _heard(self, text: str) -> Answer:
-        """Return the lines of an answer; each remark is logged once."""
-        answer = Answer.split(text)
-        for remark in answer.remarks[:MOST_REMARKS]:
-            if remark not in self._remarks and len(self._remarks) < MOST_REMARKS:
-                self._remarks.add(remark)
-                log.warning("nvidia-smi has a remark: %s", remark[:LONGEST_TEXT])
-        return answer
+    def _rows(self, text: str) -> list[str]:
+        """Return the lines with values; log its warnings between them, such as of a corrupted infoROM, each once."""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        for line in lines:
+            if line.startswith(_REMARK):
+                self._once.warning(f"nvidia-smi has a remark: {line[:LONGEST_TEXT]}")
+        return [line for line in lines if not line.startswith(_REMARK)]
 
     def _unread(self, line: str, so: str) -> None:
         self.failures += 1
@@ -184,9 +160,8 @@ class SmiReader(GpuReader):
 
     def _gpus(self) -> list[Gpu]:
         text = self._run()
-        answer = self._heard(text)
         gpus, unread = [], []
-        for line in answer.rows:
+        for line in self._rows(text):
             try:
                 gpus.append(parse_gpu(line, self._columns))
             except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import posixpath
 import re
@@ -57,26 +58,15 @@ class JobControllers(NamedTuple):
         )
 
 
-def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers") -> set[str]:
-    """Return the controllers of a directory of cgroup v2, or with `cgroup.subtree_control` of the directories inside.
-
-    Empty if the file cannot be read.
-    """
-    try:
-        return set(host.read(f"{directory.rstrip('/')}/{file}").decode("ascii", "replace").split())
-    except OSError:
-        return set()
-
-
 def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControllers:
     """Return the controllers of a job, or with `is_job` False of jobs made in its directory."""
     unified = job.directory("unified")
     is_v2 = unified is not None and host.resolve(job.tops[0]) == unified
-    inside = (
-        set()
-        if unified is None
-        else controllers_of(host, unified, "cgroup.controllers" if is_job else "cgroup.subtree_control")
-    )
+    inside: set[str] = set()
+    if unified is not None:
+        with contextlib.suppress(OSError):
+            data = host.read(f"{unified.rstrip('/')}/cgroup.{'controllers' if is_job else 'subtree_control'}")
+            inside = set(data.decode("ascii", "replace").split())
     has, lacks = [], []
     for name, same in WANTED.items():
         if job.directory(name) is not None:
@@ -91,13 +81,7 @@ def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControll
 
 
 def distinct_controllers(host: Host, jobs: Iterable[Job], states: Sequence[PlaceState]) -> list[JobControllers]:
-    """Return the controllers of jobs, each different set once; without jobs, those of the places for jobs.
-
-    Args:
-        host: the machine.
-        jobs: all existing jobs.
-        states: of the places searched.
-    """
+    """Return the controllers of jobs, each different set once; without jobs, those of the places for jobs."""
     found = [controllers_of_job(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
     if not found:
         found = [held for state in states if state.state != ABSENT for held in _of_place(host, state.path)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import pwd
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +15,7 @@ from colmet.common.host.host import Host, Kept, is_gone
 from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import digest_of
 from colmet.node.jobs.mounts import Mounts
-from colmet.node.jobs.owners import owner_of
-from colmet.node.system.state import BOOT_ID
+from colmet.node.state import BOOT_ID
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +29,7 @@ _USER_SEARCHES, _USER_PROCESSES = 20, 32  # bounds of the search for a job's use
 class Job:
     """One job on this node, or the unit of tasks named by the command line (id 0).
 
-    `tids` and `pids` are read at most once a tick.
-
-    Args:
-        host: the machine.
-        job_id: the job's number.
-        user: its owner.
-        cgroups: its directories.
-        pids: further processes.
-        tids: further threads.
-        mounts: the cgroup mounts; without them all directories count as cgroup v1.
+    `tids` and `pids` are read at most once a tick. Without `mounts` all directories count as cgroup v1.
 
     Attributes:
         id: the job's number.
@@ -49,7 +40,7 @@ class Job:
             elsewhere.
         is_watched: whether the agent notices each task that is moved into the job.
         listed_ns: time since the machine's boot at which the reading of the present `pids` began.
-        run: number of this run of the job, see `colmet.common.tables.runs`; None if its directory was not seen.
+        run: number of this run, see `colmet.common.tables`; None if the job's directory was not seen.
     """
 
     def __init__(
@@ -83,7 +74,7 @@ class Job:
         self.listed_ns = 0
         self._misses: dict[str, int] = {}
         self._user_searches = 0
-        self._within: list[str] = []
+        self._within: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.user!r}, {list(self.cgroups)})"
@@ -130,7 +121,7 @@ class Job:
 
     @property
     def party(self) -> str:
-        """Party that can delay the reading of the job's processes: its user, if known (`system.processes`)."""
+        """Party that can delay the reading of the job's processes: its user, if known (`host.processes`)."""
         return self.user or f"job {self.id}"
 
     def learn_user(self) -> None:
@@ -175,30 +166,27 @@ class Job:
             self._mounts.refresh(anyway=True)
             self._mounts.close()
         point = self._mounts.unified if controller == "unified" else self._mounts.v1.get(controller)
-        within = set(self._within_mounts(self._mounts)) if point is not None else set()
-        return f"{point}".rstrip("/") + within.pop() if len(within) == 1 else None
-
-    def _within_mounts(self, mounts: Mounts) -> Sequence[str]:
-        """Return the job's own directories, each from the mount point of its hierarchy on."""
-        if not self._within:
+        if point is None:
+            return None
+        if not self._within:  # its own directories, each from the mount point of its hierarchy on
             for real in map(self._host.resolve, self.tops):
-                mount = mounts.of(real)
+                mount = self._mounts.of(real)
                 if mount is not None:
-                    self._within.append(real[len(mount.point.rstrip("/")) :])
-            if len(set(self._within)) > 1:
+                    self._within.add(real[len(mount.point.rstrip("/")) :])
+            if len(self._within) > 1:
                 log.warning(
                     "a job has several cgroups side by side, and no controller has their sum: its cgroup columns are "
                     "missing job=%d cgroups=%s",
                     self.id,
                     " ".join(self.tops),
                 )
-        return self._within
+        return point.rstrip("/") + next(iter(self._within)) if len(self._within) == 1 else None
 
     def regroup(self, tops: Sequence[str], cgroups: Sequence[str]) -> bool:
         """Set the job's own directories and all its directories; return whether they have changed."""
         if tuple(tops) != self.tops:
             self.tops = tuple(tops)
-            self._within = []
+            self._within = set()
         if tuple(cgroups) == self.cgroups:
             return False
         self.cgroups = tuple(cgroups)
@@ -211,8 +199,7 @@ class Job:
 
     def close(self) -> None:
         """Release the job's directories, removed or another job's by now; can be called twice."""
-        for kept in self._kept.values():
-            kept.close()
+        self.reopen()
         self._kept.clear()
         self.cgroups = ()
         self.forget_tasks()
@@ -226,7 +213,7 @@ class Job:
         """Set the cgroup mounts: they determine the version of each directory."""
         self._mounts = mounts
         self._unified.clear()
-        self._within = []
+        self._within = set()
 
     def forget_tasks(self) -> None:
         """Read the tasks again at the next call of `tids` or `pids`."""
@@ -301,23 +288,58 @@ class Job:
         # A v1 file is opened for each read: through a kept descriptor, the kernel answers from a list kept for a second
         # after each read, and at a period of a second or less would never update it. v2 makes the list at each read.
         try:
-            if keep:
-                kept = self._kept.get(path)
-                if kept is None:
-                    kept = self._kept[path] = self._host.keep(path)
-                return self._read_kept(kept)
-            return self._host.read(path)
+            if not keep:
+                return self._host.read(path)
+            kept = self._kept.get(path)
+            if kept is None:
+                kept = self._kept[path] = self._host.keep(path)
+            try:
+                return kept.read()
+            except OSError as err:
+                if not is_gone(err):
+                    raise
+                kept.close()  # a step's directory may have been made again meanwhile
+                return kept.read()
         except OSError as err:
             if not is_gone(err):
                 raise
             return b""
 
-    @staticmethod
-    def _read_kept(kept: Kept) -> bytes:
-        try:
-            return kept.read()
-        except OSError as err:
-            if not is_gone(err):
-                raise
-            kept.close()  # a step's directory may have been made again meanwhile
-            return kept.read()
+
+SUBUIDS = "/etc/subuid"
+_MOST_OF_FILE = 1 << 20
+_UID = re.compile(rb"^Uid:\s+(\d+)\s", re.MULTILINE)
+
+
+def owner_of(host: Host, pid: int) -> int | None:
+    """Return the uid of a process's user; None for root, and if it is unknown.
+
+    That is the real uid in its status: /proc files of a process protected from reading belong to root. A subordinate
+    uid (subuid(5)) of a process in a container is mapped to its owner's.
+
+    The process and the user database may block the reader: call it in the thread of `host.processes`.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    try:
+        found = _UID.search(host.read(f"/proc/{pid}/status"))
+    except PermissionError:  # /proc is mounted with hidepid, and this is not root
+        return None
+    uid = int(found[1]) if found else 0
+    if not uid:
+        return None
+    try:
+        lines = host.read_start(SUBUIDS, _MOST_OF_FILE).decode("utf-8", "replace").split("\n")
+    except OSError:
+        return uid
+    for line in lines:
+        name, *numbers = line.split(":")
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            first, count = map(int, numbers)
+            if first <= uid < first + count:
+                try:
+                    return (int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid) or None
+                except KeyError:
+                    return None
+    return uid

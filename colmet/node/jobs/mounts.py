@@ -94,12 +94,15 @@ class Mounts:
 
     def of(self, path: str) -> CgroupMount | None:
         """Return the cgroup mount that holds a path without symbolic links; None without one."""
-        best: CgroupMount | None = None
-        for mount in self.mounts:
-            inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
-            if inside and (best is None or len(mount.point) >= len(best.point)):
-                best = mount
-        return best
+        inside = [
+            mount for mount in self.mounts if path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        ]
+        return max(reversed(inside), key=lambda mount: len(mount.point), default=None)  # of two at a point, the later
+
+    def point_of(self, path: str) -> str:
+        """Return the mount point that holds such a path; "" without one."""
+        mount = self.of(path)
+        return mount.point if mount is not None else ""
 
     def is_unified(self, path: str) -> bool:
         """Return whether a directory is one of cgroup v2."""

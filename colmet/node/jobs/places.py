@@ -1,4 +1,7 @@
-"""The places where jobs are searched: layouts in cgroup mounts, and roots named by the command line."""
+"""The places where jobs are searched: layouts in cgroup mounts, and roots named by the command line.
+
+`LAYOUTS` has the paths of the cgroups of each resource manager, relative to the mount point of a hierarchy.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from colmet.common.errors import ConfigError
+from colmet.common.host.capabilities import suggest
 from colmet.common.host.host import Host, is_gone
-from colmet.node.jobs.layouts import LAYOUTS, Claim, JobLayout, job_number
 from colmet.node.jobs.mounts import Mounts
-from colmet.node.system.privileges import suggest
 
 if TYPE_CHECKING:
     from colmet.node.jobs.watches import Directories
@@ -26,6 +28,111 @@ _MAX_UNMATCHED = 1000
 NAMED = "root"  # the name of a place from the command line, not from a layout
 ABSENT = "not here"  # the state of a place that does not exist
 DEFAULT_PATTERN = r"_(\d+)$"
+MAX_JOB_ID = (1 << 63) - 1
+# v1 hierarchies with job directories of Slurm, best first: those that always hold every task of a job before those that
+# may hold only some of them, depending on the site. With ConstrainCores=no there is no cpuset.
+_SLURM_V1 = ("cpuset", "freezer", "memory", "devices", "pids", "cpuacct", "cpu", "blkio")
+_SLURM_V2_SCOPE = r"/system\.slice/(?:[^/]+_)?slurmstepd\.scope"
+
+
+class Claim(NamedTuple):
+    """The job named by a directory's path."""
+
+    job: int  # the job's id; 0 if the path has a text id only
+    user: str = ""  # the job's user, "" if the path does not name it
+    sluid: str = ""  # the text id of Slurm 26.05 and later, else ""
+
+
+class JobLayout(NamedTuple):
+    """The paths of the job directories of one resource manager."""
+
+    name: str  # short, for logs
+    help: str  # one line for people
+    version: int  # of the cgroups, 1 or 2
+    where: str  # the directory that holds the jobs, for people
+    root: re.Pattern[str]  # matches that directory; the layout is in use if one exists
+    way: re.Pattern[str]  # matches the directories to search for jobs
+    job: re.Pattern[str]  # matches a job's directory; its groups are `job` or `sluid`, and `user`
+    controllers: tuple[str, ...] = ()  # v1 hierarchies to search; the first one with a job lists its tasks
+
+    def match(self, path: str) -> Claim | None:
+        """Return the job named by a directory's path; None if it is not a job's own directory."""
+        match = self.job.fullmatch(path)
+        if match is None:
+            return None
+        groups = match.groupdict()
+        job = job_number(groups["job"]) if "job" in groups else 0
+        if job is None:
+            return None
+        return Claim(job, groups.get("user") or "", groups.get("sluid") or "")
+
+    def leads(self, path: str) -> bool:
+        """Return whether jobs may be below the directory."""
+        return self.way.fullmatch(path) is not None
+
+
+def job_number(text: str) -> int | None:
+    """Return a job's id from its digits; None for any other text.
+
+    int() alone would accept "+1", "1_0" and digits of other scripts.
+    """
+    if text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_JOB_ID:
+        return int(text)
+    return None
+
+
+_SLURM_V2 = JobLayout(
+    name="slurm-v2",
+    help="Slurm, cgroup v2: job_<job id> in /system.slice/*slurmstepd.scope",
+    version=2,
+    where="/system.slice/*slurmstepd.scope",
+    root=re.compile(_SLURM_V2_SCOPE),
+    way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
+    job=re.compile(rf"{_SLURM_V2_SCOPE}/job_(?P<job>[0-9]+)"),
+)
+# A uid in a path stays that number as text: the look-up of its name may block while a directory server is away, and the
+# tick must not.
+LAYOUTS = (
+    JobLayout(
+        name="oar2",
+        help="OAR 2, cgroup v1: /oar/<user>_<job id> in the cpuset hierarchy",
+        version=1,
+        controllers=("cpuset",),
+        where="/oar",
+        root=re.compile(r"/oar"),
+        way=re.compile(r"/oar"),
+        job=re.compile(r"/oar/(?P<user>[^/\n]+)_(?P<job>[0-9]+)"),
+    ),
+    JobLayout(
+        name="oar3",
+        help="OAR 3, cgroup v2: oar-u<uid>-j<job id>... below /oar.slice",
+        version=2,
+        where="/oar.slice",
+        root=re.compile(r"/oar\.slice"),
+        # The shallowest match is the job's directory: all directories inside belong to it, whatever their names.
+        way=re.compile(r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}"),
+        job=re.compile(
+            r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}/oar-u(?P<user>[0-9]+)-j(?P<job>[0-9]+)(?:[^0-9/][^/]*)?"
+        ),
+    ),
+    JobLayout(
+        name="slurm-v1",
+        help="Slurm, cgroup v1: /slurm*/uid_<uid>/job_<job id> in cpuset, freezer or another hierarchy",
+        version=1,
+        controllers=_SLURM_V1,
+        where="/slurm*",
+        root=re.compile(r"/slurm(?:_[^/]+)?"),
+        way=re.compile(r"/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?"),
+        job=re.compile(r"/slurm(?:_[^/]+)?/uid_(?P<user>[0-9]+)/job_(?P<job>[0-9]+)"),
+    ),
+    _SLURM_V2,
+    _SLURM_V2._replace(
+        name="slurm-sluid",
+        help="Slurm 26.05 and later, cgroup v2: a text id instead of job_<job id>",
+        # "s" and a number in Crockford's base 32: no I, L, O, U. 14 characters in all samples seen.
+        job=re.compile(rf"{_SLURM_V2_SCOPE}/(?P<sluid>s[0-9A-HJKMNP-TV-Z]{{9,19}})"),
+    ),
+)
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -60,26 +167,15 @@ class PlaceState(NamedTuple):
 
 
 class JobPlace(ABC):
-    """One place that holds job directories.
-
-    Attributes:
-        name: of its layout.
-        help: one line on its layout.
-        path: the directory that holds the jobs, for people.
-        layout: None for a named root.
-        watched: whether an earlier walk has listed it; if so, a new directory was created since.
-        exists: whether the last walk found it.
-        unmatched: names of directories of no job found there by the last walk, at most 1,000.
-    """
+    """One place that holds job directories."""
 
     def __init__(self, name: str, text: str, path: str, layout: JobLayout | None) -> None:
-        self.name = name
-        self.help = text
-        self.path = path
-        self.layout = layout
-        self.watched = False
-        self.exists = False
-        self.unmatched: tuple[str, ...] = ()
+        self.name, self.help = name, text
+        self.path = path  # the directory that holds the jobs, for people
+        self.layout = layout  # None for a named root
+        self.watched = False  # whether an earlier walk has listed it; if so, a new directory was created since
+        self.exists = False  # whether the last walk found it
+        self.unmatched: tuple[str, ...] = ()  # names of directories of no job found there by the last walk
 
     @abstractmethod
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
@@ -94,8 +190,7 @@ class LayoutPlace(JobPlace):
         self._layout = layout
         self._point = point.rstrip("/")
 
-    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Return each existing job directory, and the job named by it."""
+    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:  # noqa: D102 - as in the class above
         self.exists = False
         return self._below("", directories)
 
@@ -122,8 +217,7 @@ class NamedRoot(JobPlace):
     """A root named by the command line: each directory in it with a matching name is a job's.
 
     Args:
-        host: the machine.
-        mounts: its cgroup mounts.
+        host, mounts: the machine and its cgroup mounts.
         path: may contain symbolic links; need not exist yet.
         patterns: the first one matching a directory's name gives the job's id in its first group; the text before the
             match is the job's user.
@@ -144,7 +238,7 @@ class NamedRoot(JobPlace):
         real = self._host.resolve(self.path)
         if real != self._real:
             # If a link or a mount made it appear, its jobs may be old; if the directory is new, they are not.
-            self.watched = self._expected == (real, self._point(real))
+            self.watched = self._expected == (real, self._mounts.point_of(real))
             self._real = real
         self._watch_above(directories)
         self.exists = False
@@ -157,9 +251,9 @@ class NamedRoot(JobPlace):
         if self._waiting:
             self._waiting = False
             log.info("found the jobs' cgroups path=%s", self.path)
-        claims = [(name, self._parse(name)) for name in names]
-        self.unmatched = tuple([name for name, claim in claims if claim is None][:_MAX_UNMATCHED])
-        for name, claim in claims:
+        claims = {name: self._parse(name) for name in names}
+        self.unmatched = tuple([name for name, claim in claims.items() if claim is None][:_MAX_UNMATCHED])
+        for name, claim in claims.items():
             if claim is not None:
                 yield f"{real.rstrip('/')}/{name}", claim
 
@@ -185,11 +279,7 @@ class NamedRoot(JobPlace):
             return
         real = self._host.resolve(path)
         directories.wait_for(real, name)
-        self._expected = (real.rstrip("/") + self.path[len(path.rstrip("/")) :], self._point(real))
-
-    def _point(self, path: str) -> str:
-        mount = self._mounts.of(path)
-        return mount.point if mount is not None else ""
+        self._expected = (real.rstrip("/") + self.path[len(path.rstrip("/")) :], self._mounts.point_of(real))
 
     def _parse(self, name: str) -> Claim | None:
         for pattern in self._patterns:

@@ -10,7 +10,7 @@ from functools import partial
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Question
-from colmet.node.jobs.layouts import job_number
+from colmet.node.jobs.places import job_number
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,7 @@ class Sluids:
         self.unmapped = 0
 
     def sure(self, path: str, groups: Callable[[], Sequence[str]]) -> int:
-        """Return the job id that slurmstepd has for a directory; 0 without one.
-
-        Args:
-            path: of the job's directory.
-            groups: returns it and the directories inside it.
-        """
+        """Return the job id that slurmstepd has for a directory; 0 without one. `groups`: it and those inside it."""
         job = self._sure.get(path, 0)
         if not job:
             job = self._from_stepd(path, groups())
@@ -62,13 +57,9 @@ class Sluids:
         return job
 
     def guess(self, path: str, groups: Sequence[str], others: Container[int], now: float) -> int:
-        """Return the job id in the environments of a directory's processes; 0 if unknown, or another job's.
+        """Return the job id in the environments of a directory's processes; 0 if unknown, or among those of `others`.
 
-        Args:
-            path: of the job's directory.
-            groups: it and the directories inside it.
-            others: ids of jobs that have other directories.
-            now: monotonic time.
+        `groups`: the directory and those inside it; `now`: monotonic time.
         """
         job = self._from_environment(path, groups)
         if job and job not in others:

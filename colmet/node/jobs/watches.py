@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import pyinotify
 
@@ -45,20 +46,18 @@ def parse_events(data: bytes) -> Iterator[tuple[int, int, str]]:
         offset += length
 
 
+@dataclass
 class _WatchedDirectory:
     """The last listing of one directory, and its watch."""
 
-    __slots__ = ("awaited", "fresh", "listed", "names", "tasks", "visited", "wants", "watch")
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] | None = None  # None: never listed
-        self.listed: set[str] = set()  # names new in the last listing: their events may still come
-        self.fresh = False
-        self.watch = -1
-        self.wants: set[Callable[[str], bool] | None] = set()
-        self.awaited: set[str] = set()
-        self.tasks = False
-        self.visited = False
+    names: tuple[str, ...] | None = None  # None: never listed
+    listed: set[str] = field(default_factory=set)  # names new in the last listing: their events may still come
+    fresh: bool = False
+    watch: int = -1
+    wants: set[Callable[[str], bool] | None] = field(default_factory=set)
+    awaited: set[str] = field(default_factory=set)
+    tasks: bool = False
+    visited: bool = False
 
 
 class Directories:
@@ -152,7 +151,10 @@ class Directories:
                 break
             for watch, mask, name in parse_events(os.read(self.fd, _READ_BYTES)):
                 if mask & pyinotify.IN_Q_OVERFLOW:
-                    self._overflow()
+                    self.overflows += 1
+                    if powers_of_ten(self.overflows):
+                        log.warning("inotify dropped events, all jobs are scanned again overflows=%d", self.overflows)
+                    self.expire()
                 for path in tuple(self._paths.get(watch, ())):
                     self._handle(path, mask, name)
                 if mask & pyinotify.IN_IGNORED:
@@ -170,17 +172,6 @@ class Directories:
         entries = [self._entries.get(path) for path in paths]
         return all(entry is not None and entry.tasks and entry.watch >= 0 for entry in entries)
 
-    @property
-    def watched(self) -> int:
-        """Number of watches."""
-        return len(self._paths)
-
-    def _overflow(self) -> None:
-        self.overflows += 1
-        if powers_of_ten(self.overflows):
-            log.warning("inotify dropped events, all jobs are scanned again overflows=%d", self.overflows)
-        self.expire()
-
     def _handle(self, path: str, mask: int, name: str) -> None:
         entry = self._entries.get(path)
         if entry is None:
@@ -197,17 +188,17 @@ class Directories:
                 self.changed.add(path)
         elif mask & _COME and name in entry.listed:
             entry.listed.discard(name)  # created between the watch and the listing
-        elif name in entry.awaited or (mask & pyinotify.IN_ISDIR and self._wanted(entry, child)):
+        elif name in entry.awaited or (
+            mask & pyinotify.IN_ISDIR
+            and entry.names is not None
+            and any(wants is None or wants(child) for wants in entry.wants)
+        ):
             # a directory created under a known name is another one, even if the removal was not reported
             if mask & _GO or (entry.names is not None and name in entry.names):
                 self.removed.add(child)
                 self._drop(child)
             entry.fresh = False
             self.stale = True
-
-    @staticmethod
-    def _wanted(entry: _WatchedDirectory, child: str) -> bool:
-        return entry.names is not None and any(wants is None or wants(child) for wants in entry.wants)
 
     def _visit(self, path: str) -> _WatchedDirectory:
         entry = self._entries.get(path)

@@ -126,8 +126,7 @@ class Inbox:
     def fill(self, fd: int, count: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Receive at most `count` waiting datagrams into the slots from `start` on; return the length of each.
 
-        Raises:
-            OSError: ENOBUFS: the receive buffer was too small, and answers were lost.
+        OSError with ENOBUFS: the receive buffer was too small, and answers were lost.
         """
         address = ctypes.addressof(self._headers) + start * ctypes.sizeof(_MMsgHdr)
         got = self._receive(fd, address, min(count, len(self.slots) - start), socket.MSG_DONTWAIT, None)
@@ -141,14 +140,9 @@ class Inbox:
 
 
 class NetlinkSocket:
-    """A socket to the kernel that never blocks.
+    """A socket to the kernel that never blocks, for multicast groups by their mask.
 
-    Args:
-        protocol: a number of include/uapi/linux/netlink.h.
-        groups: a mask of the multicast groups to listen to.
-
-    Raises:
-        BackendUnavailable: this system lacks the protocol, or this process the permission.
+    BackendUnavailable: this system lacks the protocol, or this process the permission.
     """
 
     def __init__(self, protocol: int, groups: int = 0) -> None:

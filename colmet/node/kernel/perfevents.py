@@ -1,15 +1,75 @@
-"""Names of perf events, and their numbers for perf_event_open(2).
+"""Perf events: choices of them, their names and numbers for perf_event_open(2), and counts of cgroups.
 
-Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices for this machine's own events.
+Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices for this machine's own events. The C
+library lib_perf_hw counts.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from colmet.common.errors import ConfigError
 from colmet.common.host.host import Host
+from colmet.node.kernel import clib
+
+MAX_TEXT = 4096  # characters of a list
+_DECIMAL = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,9})?", re.ASCII)
+_JOB = re.compile(r"[0-9]{1,18}", re.ASCII)
+_SHORTEST_S, _LONGEST_S = 0.01, 86400.0
+
+
+class EventChoice(NamedTuple):
+    """One event to count."""
+
+    name: str
+    period_s: float | None = None  # least time from one value to the next; None for a value at every sample
+    job_id: int | None = None  # the only job counted; None for all
+
+
+def parse_choice(text: str) -> EventChoice:
+    """Return the choice in a text, else ConfigError; -1 as its period or job means the default."""
+    name, *rest = text.split(":")
+    if not name or not name.isprintable() or len(rest) not in (0, 2):
+        raise ConfigError(f"{text!r:.100}: give NAME, or NAME:PERIOD:JOB with -1 for every sample and for all jobs")
+    if not rest:
+        return EventChoice(name)
+    period, job = rest
+    period_s = float(period) if _DECIMAL.fullmatch(period) else 0.0
+    if period != "-1" and not _SHORTEST_S <= period_s <= _LONGEST_S:
+        raise ConfigError(f"{text!r:.100}: {period!r:.40} is no period of {_SHORTEST_S:g} to {_LONGEST_S:g} s, nor -1")
+    number = int(job) if _JOB.fullmatch(job) else 0
+    if job != "-1" and not number:
+        raise ConfigError(f"{text!r:.100}: {job!r:.40} is not the number of a job, nor -1")
+    return EventChoice(name, period_s or None, number or None)
+
+
+def parse_choices(texts: Sequence[str], most: int) -> list[EventChoice]:
+    """Return the choices in several texts; ConfigError if one is not a choice, or for none or more than `most`."""
+    if not 0 < len(texts) <= most:
+        raise ConfigError(f"{len(texts)} events; give {most} at most, and one at least")
+    return [parse_choice(text) for text in texts]
+
+
+def split_choices(text: str) -> list[str]:
+    """Return the parts of a list with commas, but those between slashes; ConfigError if it is too long."""
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"a list of events of {len(text)} characters; give at most {MAX_TEXT}")
+    between = text.split("/")  # the odd ones are between slashes
+    marked = "/".join(part if n % 2 else part.replace(",", "\0") for n, part in enumerate(between))
+    return [part.strip() for part in marked.split("\0")]
+
+
+def choice_text(choice: EventChoice) -> str:
+    """Return the shortest text of a choice."""
+    if choice == EventChoice(choice.name):
+        return choice.name
+    period = -1 if choice.period_s is None else choice.period_s
+    return f"{choice.name}:{period:.10g}:{-1 if choice.job_id is None else choice.job_id}"
+
 
 DEVICES = "/sys/bus/event_source/devices"
 _HARDWARE, _SOFTWARE, _CACHE, _RAW = 0, 1, 3, 4
@@ -108,15 +168,10 @@ def find(name: str, host: Host) -> Event:
     return _of_pmu(name, pmu, terms, host)
 
 
-def _near(word: str, known: Sequence[str]) -> list[str]:
+def _unknown(name: str, host: Host) -> str:
     from difflib import get_close_matches  # here: it is large, and rarely needed
 
-    return get_close_matches(word, known, n=3)
-
-
-def _unknown(name: str, host: Host) -> str:
-    known = [*NAMES_06, *_KERNEL_NAMES, *_listed(host)]
-    near = _near(name, known)
+    near = get_close_matches(name, [*NAMES_06, *_KERNEL_NAMES, *_listed(host)], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return (
         f"{name!r} is no event{hint} There are {', '.join(NAMES_06)}, the generic names of `perf list`, r<hex>, and "
@@ -177,9 +232,7 @@ def _terms(name: str, folder: str, text: str, host: Host) -> dict[str, int]:
         elif _read(host, f"{folder}/format/{key}") is not None:
             found[key] = "1"
         else:
-            near = _near(key, host.sorted_names(f"{folder}/events"))
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise Absent(f"{name}: there is no {folder}/events/{key}{hint}")
+            raise Absent(f"{name}: there is no {folder}/events/{key}")
     return {key: _number(name, key, number) for key, number in found.items()}
 
 
@@ -211,3 +264,77 @@ def _place(configs: list[int], name: str, path: str, value: int, host: Host) -> 
         rest >>= width
     if rest:
         raise ValueError(f"{name!r}: {path.rpartition('/')[2]}={value:#x} is too large for {text}")
+
+
+ABI = 2
+
+
+class _Event(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("type", "config", "config1", "config2"))
+
+
+class PerfLibrary:
+    """lib_perf_hw, with the types of its functions; BackendUnavailable if it is not built, or of another Colmet."""
+
+    def __init__(self) -> None:
+        library = clib.load("lib_perf_hw", ABI, "LIB_PERFHW_PATH")
+        self.open, self.read, self.close = library.perf_hw_open, library.perf_hw_read, library.perf_hw_close
+        self.drop = library.perf_hw_drop
+        numbers, handle, size = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p, ctypes.c_size_t
+        events = ctypes.POINTER(_Event)
+        self.open.argtypes = (ctypes.c_int, events, size, numbers, size, numbers, ctypes.POINTER(handle))
+        self.read.argtypes = (handle, ctypes.POINTER(ctypes.c_uint64), size)
+        self.drop.argtypes = (handle, size)
+        self.close.argtypes = (handle,)
+        self.close.restype = None
+
+
+class EventCounters:
+    """Events of one cgroup on some CPUs, counted from now on; `group` is the descriptor of its directory.
+
+    `errors` has for each event 0, or the errno of its refusal. OSError: nothing can be counted, or EMFILE.
+    """
+
+    def __init__(self, library: PerfLibrary, group: int, events: Sequence[Event], cpus: Iterable[int]) -> None:
+        count, packed = len(events), (_Event * len(events))(*[_Event(*event[:4]) for event in events])
+        ordered = sorted(cpus)
+        numbers = (ctypes.c_int * len(ordered))(*ordered)
+        errors = (ctypes.c_int * count)()
+        self._handle = ctypes.c_void_p()
+        code = library.open(group, packed, count, numbers, len(ordered), errors, ctypes.byref(self._handle))
+        if code < 0:
+            raise OSError(-code, os.strerror(-code))
+        self.errors = list(errors)
+        self._library = library
+        self._counts = (ctypes.c_uint64 * (3 * len(events)))()
+
+    def read(self) -> list[int]:
+        """Return for each event its count, the ns enabled and the ns counted, summed over the CPUs."""
+        code = self._library.read(self._handle, self._counts, len(self.errors))
+        if code < 0:
+            raise OSError(-code, os.strerror(-code))
+        return self._counts[:]
+
+    def drop(self, event: int) -> int:
+        """Stop counting one of the events; return the number of descriptors released, 0 if others need them."""
+        released: int = self._library.drop(self._handle, event)
+        return released
+
+    def close(self) -> None:
+        """Release the descriptors; can be called twice."""
+        self._library.close(self._handle)
+        self._handle = ctypes.c_void_p()
+
+
+def scaled(count: int, enabled_ns: int, running_ns: int) -> tuple[int | None, float | None]:
+    """Return the value of an interval, and the counted share of the interval.
+
+    The value is None if the job ran and the event never had a counter; the share is None if the job did not run.
+    """
+    if enabled_ns <= 0:
+        return count, None
+    if running_ns <= 0:
+        return None, 0.0
+    if running_ns >= enabled_ns:
+        return count, 1.0
+    return round(count * enabled_ns / running_ns), running_ns / enabled_ns

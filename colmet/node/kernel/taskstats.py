@@ -19,7 +19,7 @@ from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel import netlink
-from colmet.node.kernel.cpus import parse_cpu_list
+from colmet.node.kernel.textfiles import parse_cpu_list
 
 TASKSTATS_CMD_GET = 1
 TASKSTATS_CMD_NEW = 2
@@ -96,11 +96,7 @@ def stats_offset(message: bytes) -> tuple[int, int]:
 
 
 class Form:
-    """The form of all messages of this kernel about a task, read from one of them.
-
-    Raises:
-        ParseError: the message has no struct taskstats, or one of an unknown version.
-    """
+    """The form of all messages of this kernel about a task, read from one; ParseError for an unknown version."""
 
     def __init__(self, message: bytes) -> None:
         self.offset, size = stats_offset(message)
@@ -165,15 +161,12 @@ class TaskstatsClient:
             self._socket.close()
             raise
         self.inbox = netlink.Inbox(self.BATCH, self.SLOT_BYTES)
-        self._requests = self._template()
-        self.lost = 0
-
-    def _template(self) -> npt.NDArray[Any]:
         attribute = netlink.pack_attribute(TASKSTATS_CMD_ATTR_PID, b"\0\0\0\0")
         request = netlink.pack_request(self._family, TASKSTATS_CMD_GET, 0, attribute)
         names, formats, offsets = ["sequence", "tid"], ["=u4", "=u4"], [8, len(request) - 4]
         dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": len(request)})
-        return np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
+        self._requests: npt.NDArray[Any] = np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
+        self.lost = 0
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
         """Return the live tasks among `tids`, ascending and each once, and their counters, shape (m, fields).
@@ -313,14 +306,9 @@ class SequenceCount:
 
 
 class ExitRecords:
-    """Receiver of the kernel's exit records, on a socket for each CPU.
+    """Receiver of the kernel's exit records, on a socket for each CPU; the inbox is only used within `receive`.
 
     Offline CPUs have a socket, too, as they can become online at any time.
-
-    Args:
-        host: the machine.
-        inbox: only used within `receive`.
-        buffer_bytes: of each socket; None: BUFFERS_BYTES over the CPUs.
 
     Attributes:
         fd: readable when there are records.
@@ -335,7 +323,7 @@ class ExitRecords:
     BUFFERS_BYTES = 1 << 30  # at most this for all CPUs; only waiting records use memory
     BUFFER_BYTES = (2 << 20, 16 << 20)
 
-    def __init__(self, host: Host, inbox: netlink.Inbox, buffer_bytes: int | None = None) -> None:
+    def __init__(self, host: Host, inbox: netlink.Inbox) -> None:
         self.records = 0
         self.overflows = 0
         self._inbox = inbox
@@ -345,9 +333,8 @@ class ExitRecords:
         self._epoll = select.epoll()
         self.fd = self._epoll.fileno()
         cpus = sorted(parse_cpu_list(host.read("/sys/devices/system/cpu/possible").decode()))
-        if buffer_bytes is None:
-            low, high = self.BUFFER_BYTES
-            buffer_bytes = min(max(self.BUFFERS_BYTES // max(1, len(cpus)), low), high)
+        low, high = self.BUFFER_BYTES
+        buffer_bytes = min(max(self.BUFFERS_BYTES // max(1, len(cpus)), low), high)
         try:
             for cpu in cpus:
                 self._listen(cpu, buffer_bytes)

@@ -175,5 +175,5 @@ def test_a_root_with_nothing_but_make_builds_packages_and_wheel(release, tmp_pat
     root.run("for name in colmet colmet-node colmet-collector colmet-facility; do $name --version; done")
     assert root.run("ls /usr/share/doc/colmet-common/docs/tools/notices.md")
     root.run("python3 -m venv /opt/colmet && /opt/colmet/bin/pip install -q /root/colmet/dist/colmet-*.whl")
-    root.run("/opt/colmet/bin/colmet --version && /opt/colmet/bin/colmet-node --once --brief")
+    root.run("/opt/colmet/bin/colmet --version && /opt/colmet/bin/colmet-node --once")
     tell(f"built in {release} with nothing but make:\n{sums}")

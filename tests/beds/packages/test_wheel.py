@@ -14,10 +14,10 @@ from tests.beds.packages.installed import ROOT
 
 LOAD = """
 from colmet.common.errors import BackendUnavailable
-from colmet.node.system import clib
+from colmet.node.kernel import clib
 from colmet.node.backends import rapl
-from colmet.node.kernel import perfcounters
-for folder, module, variable in (("lib_perf_hw", perfcounters, "A"), ("lib_rapl", rapl, "B")):
+from colmet.node.kernel import perfevents
+for folder, module, variable in (("lib_perf_hw", perfevents, "A"), ("lib_rapl", rapl, "B")):
     try:
         print(clib.load(folder, module.ABI, variable)._name)
     except BackendUnavailable as err:
@@ -97,7 +97,7 @@ def test_the_wheel_has_its_libraries_where_there_is_no_compiler(wheel, bare):
     bare.install(wheel)
     said = bare.run("python", "-c", LOAD)
     assert said.count(str(bare.bin.parent)) == 2 and "missing" not in said
-    assert "procstats" in bare.run("colmet-node", "--once", "--brief")
+    assert "procstats" in bare.run("colmet-node", "--once")
     assert bare.run("colmet-collector", "--version")
 
 
@@ -108,7 +108,7 @@ def test_the_source_installs_without_a_compiler_and_says_what_is_missing(sdist, 
     said = bare.run("python", "-c", LOAD)
     commands = re.findall(r"missing: .*`make -C (\S+)` builds it \(it needs gcc\)", said)
     assert len(commands) == 2, said
-    assert "procstats" in bare.run("colmet-node", "--once", "--brief")
+    assert "procstats" in bare.run("colmet-node", "--once")
     for folder in commands:  # as soon as there is one
         subprocess.run(["make", "-C", folder], check=True, capture_output=True)
     assert "missing" not in bare.run("python", "-c", LOAD)

@@ -23,17 +23,16 @@ from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, I
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.backends.elasticsearch.retention import Retention, period_s
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.clients import database_client
-from colmet.common.clients.database_client import DatabaseClient, Response, reason_of
-from colmet.common.clients.http_client import HttpClient
+from colmet.common import database_client
 from colmet.common.config import cli
 from colmet.common.config.cli import Options, Rare
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.database_client import DatabaseClient, Response, reason_of
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.host.installation import document
+from colmet.common.http_client import HttpClient
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted, document
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from colmet.collector.backends.elasticsearch.mappings import OWN
-from colmet.common.clients.database_client import DatabaseClient, Response
+from colmet.common.database_client import DatabaseClient, Response
 from colmet.common.errors import OutputUnavailable
-from colmet.common.host.installation import document
+from colmet.common.text import document
 
 log = logging.getLogger(__name__)
 

@@ -40,8 +40,7 @@ from colmet.collector.backends.hdf5.library import (
     tables,
 )
 from colmet.collector.backends.hdf5.space import SPARE_BYTES, promise
-from colmet.collector.columnar import RowsByJob
-from colmet.collector.columns import involved_jobs
+from colmet.collector.columns import RowsByJob, involved_jobs
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
 from colmet.common.host.files import reason_with_remedy, sync_directory
 

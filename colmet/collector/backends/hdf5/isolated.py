@@ -16,7 +16,7 @@ from colmet.collector.backends.hdf5.check import ERRORS, TASKS
 from colmet.collector.backends.hdf5.checkpoint import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.common.errors import OutputUnavailable
-from colmet.common.host import python_child
+from colmet.common.host.command import python_command, python_environment
 from colmet.common.host.files import write_all
 
 QUIET_S = 600  # limit for the longest table
@@ -36,7 +36,7 @@ def last_row_s(path: str) -> int:
 
 def _ask(task: str, path: str, *arguments: Any) -> Any:
     """Return the result of a task run in a child."""
-    command, environment = python_child.command(f"from {__name__} import main; main()"), python_child.environment()
+    command, environment = python_command(f"from {__name__} import main; main()"), python_environment()
     asked = json.dumps([task, [path, *arguments]]).encode()
     try:
         done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, env=environment, check=False)

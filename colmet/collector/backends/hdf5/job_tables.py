@@ -27,8 +27,7 @@ from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile, NotFlat
 from colmet.collector.backends.hdf5.library import opened_library
 from colmet.collector.backends.hdf5.space import header_bytes
 from colmet.collector.backends.hdf5.templates import Templates
-from colmet.collector.columnar import RowsByJob
-from colmet.collector.columns import RowLayout, columns_of, declared_columns, file_columns, grown, names_for
+from colmet.collector.columns import RowLayout, RowsByJob, columns_of, declared_columns, file_columns, grown, names_for
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
 

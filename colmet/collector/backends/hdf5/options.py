@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.rotation import SUFFIX
 from colmet.common.config import cli
-from colmet.common.config.cli import Options
-from colmet.common.config.configuration import require
-from colmet.common.config.suggestions import did_you_mean
+from colmet.common.config.cli import Options, did_you_mean
 from colmet.common.errors import ConfigError
 
 COMPLIBS = ("zlib", "lzo", "bzip2", "blosc", "blosc2")
@@ -86,7 +84,7 @@ def add_options(parser: Options) -> None:
             "h5py needs plug-ins for others than zlib (default: %(default)s)"
         ),
     )
-    require(parser, "--hdf5-filepath", "--hdf5-")
+    parser.require("--hdf5-filepath", "--hdf5-")
 
 
 def check(options: argparse.Namespace) -> Mapping[str, int]:

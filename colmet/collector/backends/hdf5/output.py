@@ -29,7 +29,7 @@ from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.backends.hdf5.rotation import ASIDE, FileNames, Rotation, received_s
-from colmet.collector.columnar import RowsByJob, join
+from colmet.collector.columns import RowsByJob, join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.config.cli import Options
 from colmet.common.errors import ConfigError, OutputUnavailable

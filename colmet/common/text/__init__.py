@@ -1,1 +1,0 @@
-"""Text for people: numbers with units, times, layout."""

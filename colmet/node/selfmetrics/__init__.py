@@ -1,1 +1,0 @@
-"""Self-metrics of the agent: its cost, dropped data, completeness, health."""
