@@ -6,15 +6,13 @@ import json
 import re
 import threading
 
-from colmet.common.clients.database_client import DatabaseClient
-from colmet.common.clients.http_client import HttpClient, TlsOptions
-
+from colmet.common.database_client import DatabaseClient
+from colmet.common.http_client import HttpClient, TlsOptions
 from colmet.jobs.archive.documents import HOSTS, JOBS, host_document, host_id, job_document, job_id
 from colmet.jobs.archive.indices import Indices, Write
 from tests.support.elastic_server import Elastic, error
 
 PREFIX = "t_"
-DATES = {"start", "end", "last"}
 
 
 def client_of(url, timeout_s=30):
