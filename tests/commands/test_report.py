@@ -11,8 +11,8 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.commands import report as command
+from colmet.common import text as units
 from colmet.common.measures import GPUS, GPUS_OF_JOBS, JOB_GPUS
-from colmet.common.text import quantities as units
 from colmet.jobs.report import page
 from colmet.jobs.report.rows import DELAY_S, gather
 from colmet.jobs.report.text import show
