@@ -14,8 +14,8 @@ from typing import Any
 from colmet.commands.programs import COMMANDS, PROGRAMS
 from colmet.common.tables import schemas
 from colmet.web.access import Access
-from colmet.web.app import build_app
-from colmet.web.openapi import described
+from colmet.web.interface import described
+from colmet.web.server import build_app
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs/guide.md"
 OPTIONS_06 = {

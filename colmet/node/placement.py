@@ -23,10 +23,6 @@ class Placement:
     """Moves all threads of this process, ZeroMQ's too, and raises their nice values to `nice` at least.
 
     No method raises: errors of the system are logged once and counted.
-
-    Attributes:
-        cpus: the agent's CPUs now.
-        failures: threads that could not be moved, and jobs whose CPUs could not be read.
     """
 
     def __init__(self, host: Host, nice: int = NICE) -> None:
@@ -36,7 +32,7 @@ class Placement:
         self._unsettled: dict[Job, int] = {}  # jobs to check again, and how often
         self._cpus_of: dict[Job, frozenset[int]] = {}
         self._warned: set[str] = set()
-        self.failures = 0
+        self.failures = 0  # threads that could not be moved, and jobs whose CPUs could not be read
         self._all = self.cpus = frozenset(os.sched_getaffinity(0))
 
     def lower_priority(self) -> None:

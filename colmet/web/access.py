@@ -16,13 +16,23 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.errors import ConfigError
-from colmet.web import credentials
-from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
-from colmet.web.leaders import Leaders, Projects
+from colmet.web.credentials import (
+    MAX_SECRET,
+    Credential,
+    Leaders,
+    Password,
+    Projects,
+    Token,
+    Users,
+    WatchedFile,
+    check_name,
+    read_users,
+    token_digest,
+)
 from colmet.web.workers import Busy, Workers
 
 log = logging.getLogger(__name__)
@@ -33,7 +43,6 @@ SESSION_S = 12 * 3600.0  # lifetime of a browser's session
 LOGIN_S = 30 * 86400.0  # lifetime of a token issued for a password
 SESSION_PREFIX = "colmet-login_"
 SESSIONS_OF_USER = 32
-LOOK_S = 1.0  # min time between checks of the file
 GROUP_S = 60.0  # lifetime of a looked-up membership
 GROUP_WAIT_S = 5.0
 WAITING = 128  # passwords that wait for their check
@@ -58,11 +67,7 @@ STATS = (
 
 
 class Stats:
-    """Counters by name, for any thread.
-
-    Attributes:
-        since: start of the counters, seconds since 1970.
-    """
+    """Counters by name, since a time in seconds since 1970; for any thread."""
 
     def __init__(self) -> None:
         self.since = time.time()
@@ -106,90 +111,62 @@ class NoLoginToken(Exception):
     """No token is issued for this request; the text has the reason."""
 
 
-class _LoginSession(NamedTuple):
-    """A checked password, for which a random text stands."""
+class _Checked(NamedTuple):
+    """A password that is right."""
 
     line: Credential
-    until: int  # seconds since 1970
+    until: float  # by the monotonic clock; of a session seconds since 1970
 
 
-class _CheckedPassword(NamedTuple):
-    """A header of Basic authentication whose password is right."""
-
-    line: Credential
-    until: float  # of the monotonic clock
-
-
+@dataclass(eq=False)
 class Access:
-    """The authentication of requests.
+    """The authentication of requests; ConfigError if the file of users cannot be used.
 
     For one event loop; it blocks the loop only to read the file. Sessions are in memory: a restart ends them.
     Starlette's own, signed cookies, would remain valid after the sign-out, and require another library.
 
-    Args:
-        path: path of the users' file; None gives everybody access to everything, unless `user_header` is given.
-        group: administrators' group, in the file or of this machine; its members see all jobs.
-        clock: returns seconds of the monotonic clock.
-        now: returns seconds since 1970.
-        is_member: returns whether a user of this machine is in one of its groups. May wait.
-        user_header: name of the proxy's header for an authenticated user.
-        sign_out_url: address at which the proxy ends a login; None without one.
-        leaders_path: path of the file of the leaders of projects; None without one.
-        ask_leaders: asks the batch system for them, in a thread; None without one.
-
     Attributes:
         header: name of the header for authentication, in lower case.
         stats: counters.
-
-    Raises:
-        ConfigError: the file cannot be used.
     """
 
-    def __init__(
-        self,
-        path: str | None,
-        group: str = "admin",
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-        is_member: Callable[[str, str], bool] | None = None,
-        user_header: str | None = None,
-        sign_out_url: str | None = None,
-        leaders_path: str | None = None,
-        ask_leaders: Callable[[], Projects] | None = None,
-    ) -> None:
-        self._user_header = user_header
-        self._sign_out_url = sign_out_url
-        self.header = (user_header or "authorization").lower().encode("ascii")
+    path: str | None  # of the users' file; None gives everybody access to everything, unless `user_header` is given
+    group: str = "admin"  # of administrators, in the file or of this machine; its members see all jobs
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    # returns whether a user of this machine is in one of its groups; may wait
+    is_member: Callable[[str, str], bool] = lambda user, group: member_of(user, group)
+    user_header: str | None = None  # name of the proxy's header for an authenticated user
+    sign_out_url: str | None = None  # address at which the proxy ends a login; None without one
+    leaders_path: str | None = None  # of the file of the leaders of projects; None without one
+    ask_leaders: Callable[[], Projects] | None = None  # asks the batch system for them; None without one
+
+    def __post_init__(self) -> None:
+        self.header = (self.user_header or "authorization").lower().encode("ascii")
         self.stats = Stats()
-        self._leaders = Leaders(leaders_path, ask_leaders, clock, self.stats.add)
-        self._path = path
-        self._group = group
-        self._clock = clock
-        self._now = now
-        self._is_member = is_member or member_of
+        self._leaders = Leaders(self.leaders_path, self.ask_leaders, self.clock, self.stats.add)
         self._key = os.urandom(32)
-        self._known: OrderedDict[bytes, _CheckedPassword] = OrderedDict()
-        self._sessions: OrderedDict[bytes, _LoginSession] = OrderedDict()
+        self._known: OrderedDict[bytes, _Checked] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _Checked] = OrderedDict()
         self._members: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         # One at a time, so at most one CPU. Addresses take turns, and within one the first comes first.
         self._checking = Workers("password", 1, WAITING, OF_ADDRESS, PASSWORD_WAIT_S)
         self._asking = Workers("group", 2, 64, 64, GROUP_WAIT_S)
-        self._users: credentials.Users | None = None
-        self._mark: credentials.Mark | None = None
-        if path is not None:
-            self._users, self._mark = credentials.read_users(path)
-            self._looked = clock()
-            self._warn_of_readers()
+        self._users: Users | None = None
+        self._file: WatchedFile[Users] | None = None
+        if self.path is not None:
+            self._file = WatchedFile(self.path, read_users, "users not read again", self.clock, self.stats.add)
+            self._take_users(self._file)
 
     @property
     def is_open(self) -> bool:
         """Whether everybody sees everything."""
-        return self._users is None and self._user_header is None
+        return self._users is None and self.user_header is None
 
     @property
     def sign_out(self) -> str | None:
         """The address at which a browser ends its login; None if there is none."""
-        return self._sign_out_url if self._users is None else "sign-out"
+        return self.sign_out_url if self._users is None else "sign-out"
 
     @property
     def names(self) -> int | None:
@@ -197,20 +174,15 @@ class Access:
         return None if self._users is None else self._users.names
 
     async def visitor(self, headers: Sequence[str], address: str, session: str = "") -> Visitor:
-        """Return the user of a request.
-
-        Args:
-            headers: those of the request that are named `header`.
-            address: of its client.
-            session: of a browser, which counts without a header; "" for none.
+        """Return the user of a request, by its headers named `header`; without any by the session of a browser.
 
         Raises:
             Unauthorized: the login is missing or wrong.
             NotNamed: the proxy names no user, or several, or the name is the number of another user.
             Busy: too many logins are being checked, or the users have changed meanwhile.
         """
-        if self._user_header is not None:
-            return await self._named(headers, self._user_header)
+        if self.user_header is not None:
+            return await self._named(headers, self.user_header)
         if self._users is None:
             return Visitor(None, True)
         self._look()
@@ -227,7 +199,8 @@ class Access:
             if line is None:
                 self._wrong()
         elif scheme.lower() == "basic":
-            line = await self._by_basic(value.strip(), address)
+            name, password = _parsed(value.strip())
+            line = self._by_token(password, name) or await self._by_password(name, password, address)
         else:
             raise Unauthorized
         return await self._visitor(line.name, line.groups)
@@ -235,7 +208,7 @@ class Access:
     async def _visitor(self, name: str, groups: frozenset[str]) -> Visitor:
         """Return an authenticated user; ordinary ones must not bear the number of another, as nodes report numbers."""
         is_admin = await self._is_admin(name, groups)
-        if not is_admin and is_number(name) and await self._asking.run(name, is_of_another, name):
+        if not is_admin and name.isascii() and name.isdigit() and await self._asking.run(name, is_of_another, name):
             raise NotNamed(f"{name} is the number of another user of this machine: log in with another name")
         return Visitor(name, is_admin, frozenset() if is_admin else self._leaders.projects(name))
 
@@ -255,12 +228,8 @@ class Access:
     async def log_in(self, name: str, password: str, address: str, life_s: float = SESSION_S) -> tuple[str, int]:
         """Return a text that stands for a name and a password, and its end, in seconds since 1970.
 
-        It is valid up to a change of the password, a sign-out or the end of this process.
-
-        Raises:
-            Unauthorized: the password is wrong.
-            Busy: as `visitor`.
-            NoLoginToken: the interface knows no passwords.
+        It is valid up to a change of the password, a sign-out or the end of this process. NoLoginToken if the interface
+        knows no passwords; else as `visitor`.
         """
         if self._users is None:
             raise NoLoginToken("this interface issues no tokens: it is open, or a proxy checks the logins")
@@ -268,20 +237,18 @@ class Access:
         if not name or len(password) > MAX_SECRET:
             raise Unauthorized
         line = await self._by_password(name, password, address)
-        now = int(self._now())
+        now = int(self.now())
         own = [key for key, one in self._sessions.items() if one.line.name == name or one.until <= now]
         for key in own[: max(0, len(own) - SESSIONS_OF_USER + 1)]:
             del self._sessions[key]
         text, until = SESSION_PREFIX + secrets.token_urlsafe(32), now + int(life_s)
-        self._sessions[token_digest(text)] = _LoginSession(line, until)
+        self._sessions[token_digest(text)] = _Checked(line, until)
         return text, until
 
     async def login_token(self, headers: Sequence[str], address: str) -> tuple[str, int]:
         """Return a token for a request with a name and a password, and its end, as `log_in`.
 
-        Raises:
-            NoLoginToken: the interface knows no passwords.
-            Unauthorized: the request has no name and password: a token is not issued for another one.
+        Unauthorized for a request without both: a token is not issued for another one.
         """
         scheme, _, value = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
         name, password = _parsed(value.strip()) if scheme.lower() == "basic" else ("", "")
@@ -295,7 +262,7 @@ class Access:
 
     def _by_session(self, given: str) -> Credential | None:
         found = self._sessions.get(token_digest(given))
-        if found is None or self._users is None or found.until <= self._now():
+        if found is None or self._users is None or found.until <= self.now():
             return None
         return found.line if self._users.passwords.get(found.line.name) == found.line else None
 
@@ -305,13 +272,9 @@ class Access:
         line = line or self._users.tokens.get(token_digest(given))
         if line is None or name not in (None, line.name):
             return None
-        return None if isinstance(line.secret, credentials.Token) and line.secret.is_over(self._now()) else line
+        return None if isinstance(line.secret, Token) and line.secret.is_over(self.now()) else line
 
     # -- passwords --
-
-    async def _by_basic(self, value: str, address: str) -> Credential:
-        name, password = _parsed(value)
-        return self._by_token(password, name) or await self._by_password(name, password, address)
 
     async def _by_password(self, name: str, password: str, address: str) -> Credential:
         """Return the line of a name and a password.
@@ -334,7 +297,7 @@ class Access:
             self.stats.add("passwords_checked")
             is_same = secret.is_right(password)  # as slow for an unknown name
             if is_same and line is not None:
-                self._known[digest] = _CheckedPassword(line, self._clock() + KEPT_S)
+                self._known[digest] = _Checked(line, self.clock() + KEPT_S)
             return is_same
 
         if not self._is_known(digest):
@@ -351,7 +314,7 @@ class Access:
 
     def _is_known(self, digest: bytes) -> bool:
         known = self._known.get(digest)
-        return known is not None and self._clock() < known.until
+        return known is not None and self.clock() < known.until
 
     def _wrong(self) -> NoReturn:
         self.stats.add("wrong_secrets")
@@ -360,18 +323,18 @@ class Access:
     # -- groups, and the file --
 
     async def _is_admin(self, name: str, groups: frozenset[str]) -> bool:
-        if self._group in groups:
+        if self.group in groups:
             return True
-        now = self._clock()
+        now = self.clock()
         found = self._members.get(name)
         if found is not None and now < found[1]:
             return found[0]
         try:
-            is_admin = await self._asking.run(name, self._is_member, name, self._group)
+            is_admin = await self._asking.run(name, self.is_member, name, self.group)
         except (Busy, OSError):
             count = self.stats.add("groups_failures")
             if powers_of_ten(count):
-                log.warning("members of a group not known in time: group=%s times=%d", self._group, count)
+                log.warning("members of a group not known in time: group=%s times=%d", self.group, count)
             return found[0] if found is not None else False
         self._members[name] = (is_admin, now + GROUP_S)
         if len(self._members) > KEPT:
@@ -380,29 +343,16 @@ class Access:
 
     def _look(self) -> None:
         """Reload the file if it has changed."""
-        now = self._clock()
-        if self._path is None or now - self._looked < LOOK_S:
-            return
-        self._looked = now
-        found = credentials.mark(self._path)
-        if found == self._mark:
-            return
-        self._mark = found
-        try:
-            self._users, self._mark = credentials.read_users(self._path)
-        except ConfigError as err:
-            self.stats.add("users_failures")
-            log.error("users not read again, the previous ones remain: reason=%s", err)
-            return
-        self._known.clear()
-        self._members.clear()
-        self.stats.add("users_reloads")
-        log.info("users read again: names=%d", self._users.names)
-        self._warn_of_readers()
+        if self._file is not None and self._file.look():
+            self._known.clear()
+            self._members.clear()
+            self.stats.add("users_reloads")
+            self._take_users(self._file)
 
-    def _warn_of_readers(self) -> None:
-        if self._users is not None and self._users.is_open:
-            log.warning("all on this machine can read the file of users; chmod o-r it: file=%s", self._path)
+    def _take_users(self, file: WatchedFile[Users]) -> None:
+        self._users = file.content
+        if self._users.is_open:
+            log.warning("all on this machine can read the file of users; chmod o-r it: file=%s", file.path)
 
 
 def _parsed(value: str) -> tuple[str, str]:
@@ -421,19 +371,9 @@ def member_of(user: str, group: str) -> bool:
     """Return whether a user of this machine is in one of its groups. May wait for a directory service."""
     try:
         found = grp.getgrnam(group)
+        return user in found.gr_mem or pwd.getpwnam(user).pw_gid == found.gr_gid
     except KeyError:
         return False
-    if user in found.gr_mem:
-        return True
-    try:
-        return pwd.getpwnam(user).pw_gid == found.gr_gid
-    except KeyError:
-        return False
-
-
-def is_number(name: str) -> bool:
-    """Return whether the name of a user may be the number of one."""
-    return name.isascii() and name.isdigit()
 
 
 def is_of_another(number: str) -> bool:

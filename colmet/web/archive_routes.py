@@ -5,10 +5,10 @@ The leader of a project gets all of its jobs, if the question names this project
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -33,14 +33,15 @@ from colmet.jobs.report import jobs_page
 from colmet.jobs.report.archived import UNREADABLE, find
 from colmet.jobs.report.jobs_page import POLICY
 from colmet.jobs.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
-from colmet.web import archive_models, parameters
+from colmet.web import interface, stored_models
 from colmet.web.access import Visitor
-from colmet.web.archive_models import SHOWN
 from colmet.web.gate import visitor_of
-from colmet.web.openapi import ARCHIVE, PAGE
-from colmet.web.parameters import choose
+from colmet.web.interface import ARCHIVE, PAGE, add_routes, choose
+from colmet.web.ownership import names_of
 from colmet.web.responses import answer, encoded, failure
-from colmet.web.routes import LATE_S, NO_JOB, Routes, add_routes, check_users, names_of
+from colmet.web.routes import LATE_S, NO_JOB, Routes, check_users
+from colmet.web.store import ArchiveOpener
+from colmet.web.stored_models import SHOWN
 from colmet.web.workers import Workers
 
 # Of an ordinary user's job: the energy of whole nodes has that of other jobs.
@@ -55,26 +56,37 @@ HTML: Mapping[str, str] = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
 }
-Opener = Callable[[], Optional[JobArchive]]  # None without an archive
 Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
 
 
 class ListOptions(NamedTuple):
     """The conditions of a list of jobs and of usage, as in `JobFilter`."""
 
-    job: str
-    user: str
-    project: str
-    queue: str
-    state: str
-    host: str
-    array: str
-    task: str
-    name: str
-    since: Optional[float]
-    until: Optional[float]
-    efficiency_below: Optional[float]
-    rule: str
+    job: str = interface.JOBS
+    user: str = Query(
+        "",
+        max_length=interface.MAX_TEXT,
+        description="only jobs of these users, separated by commas; ordinary users get their own",
+    )
+    project: str = Query(
+        "", max_length=interface.MAX_TEXT, description="only jobs of these projects, separated by commas"
+    )
+    queue: str = Query("", max_length=interface.MAX_TEXT, description="only jobs of these queues, separated by commas")
+    state: str = Query("", max_length=interface.MAX_TEXT, description="only jobs in these states, separated by commas")
+    host: str = Query(
+        "", max_length=interface.MAX_TEXT, description="only jobs that ran on one of these hosts, separated by commas"
+    )
+    array: str = Query("", max_length=interface.MAX_TEXT, description="only jobs of this array")
+    task: str = Query(
+        "", max_length=interface.MAX_TEXT, description="only this task of an array, as its batch system prints it: 17_3"
+    )
+    name: str = Query("", max_length=interface.MAX_TEXT, description="part of the job's name, in any case")
+    since: Optional[float] = interface.SINCE
+    until: Optional[float] = interface.UNTIL
+    efficiency_below: Optional[float] = Query(
+        None, ge=0, le=1, description="only jobs that used less than this share of their allocated CPU time"
+    )
+    rule: str = Query("", max_length=interface.MAX_TEXT, description="only jobs with this rule of advice")
 
     def seen_by(self, visitor: Visitor) -> Optional[str]:
         """Return the only user whose jobs the answer may have; None for all users."""
@@ -82,15 +94,11 @@ class ListOptions(NamedTuple):
         return None if named and visitor.projects.issuperset(named) else visitor.only
 
     def where(self, whose: Optional[str]) -> JobFilter:
-        """Return the conditions; `whose` is the only user with visible jobs, None for all.
-
-        Raises:
-            HTTPException: 403 for jobs of others.
-        """
+        """Return the conditions, for the only user with visible jobs (None: all); status 403 for jobs of others."""
         asked = _listed(self.user)
         check_users(asked, whose)
         return JobFilter(
-            jobs=parameters.numbers_of(self.job),
+            jobs=interface.numbers_of(self.job),
             users=asked if whose is None else names_of(whose),
             projects=_listed(self.project),
             queues=_listed(self.queue),
@@ -114,42 +122,16 @@ class ListOptions(NamedTuple):
         return True
 
 
-async def list_options(
-    job: str = parameters.JOBS,
-    user: str = parameters.USERS,
-    project: str = parameters.PROJECTS,
-    queue: str = parameters.QUEUES,
-    state: str = parameters.ARCHIVED_STATES,
-    host: str = parameters.HOSTS,
-    array: str = parameters.ARRAY,
-    task: str = parameters.TASK,
-    name: str = parameters.JOB_NAME,
-    since: Optional[float] = parameters.SINCE,
-    until: Optional[float] = parameters.UNTIL,
-    efficiency_below: Optional[float] = parameters.EFFICIENCY,
-    rule: str = parameters.RULE,
-) -> ListOptions:
-    """Return the conditions of a request."""
-    return ListOptions(job, user, project, queue, state, host, array, task, name, since, until, efficiency_below, rule)
-
-
-LIST = Depends(list_options)
+LIST = interface.options_in(ListOptions)
 
 
 class ArchiveRoutes:
     """The handlers, one method for each path.
 
-    Their docstrings are in the OpenAPI description.
-
-    Args:
-        routes: the other handlers.
-        opener: opens the archive; None without one.
-
-    Attributes:
-        workers: answer the requests for the archive.
+    Their docstrings are in the OpenAPI description. `workers` answer the requests for the archive.
     """
 
-    def __init__(self, routes: Routes, opener: Optional[Opener]) -> None:
+    def __init__(self, routes: Routes, opener: ArchiveOpener) -> None:
         self._routes = routes
         self._opener = opener
         self.workers = Workers("archive", 5, 64, 4, LATE_S)
@@ -157,10 +139,10 @@ class ArchiveRoutes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
         rows = [
-            ("/api/v1/archive/jobs", self.archived_jobs, archive_models.ArchivedJobs, True),
-            ("/api/v1/archive/jobs/{job}", self.archived_job, archive_models.JobInArchive, True),
-            ("/api/v1/usage", self.usage, archive_models.UsageAnswer, True),
-            ("/api/v1/report", self.jobs_report, archive_models.JobsReport, True),
+            ("/api/v1/archive/jobs", self.archived_jobs, stored_models.ArchivedJobs, True),
+            ("/api/v1/archive/jobs/{job}", self.archived_job, stored_models.JobInArchive, True),
+            ("/api/v1/usage", self.usage, stored_models.UsageAnswer, True),
+            ("/api/v1/report", self.jobs_report, stored_models.JobsReport, True),
         ]
         add_routes(app, rows, ARCHIVE)
         add_routes(app, [("/api/v1/report.html", self.jobs_report_page, None, True)], {**ARCHIVE, **PAGE})
@@ -169,18 +151,18 @@ class ArchiveRoutes:
         self,
         request: Request,
         conditions: ListOptions = LIST,
-        columns: str = parameters.ARCHIVED_COLUMNS,
-        sort: str = parameters.ARCHIVED_SORT,
-        ascending: bool = parameters.ASCENDING,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
-        with_curves: bool = parameters.FOOTPRINTS,
+        columns: str = interface.ARCHIVED_COLUMNS,
+        sort: str = interface.ARCHIVED_SORT,
+        ascending: bool = interface.ASCENDING,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
+        with_curves: bool = interface.FOOTPRINTS,
     ) -> Response:
         """Return jobs in the archive, running and ended. Ordinary users get their own, or a project they lead."""
         whose = conditions.seen_by(visitor_of(request.scope))
         choose("sort", sort, SORTS)
         if with_curves:
-            limit = min(limit, parameters.MOST_FOOTPRINTS)
+            limit = min(limit, interface.MOST_FOOTPRINTS)
         names = _listed(columns) or (*LISTED, *GRADES)
         for name in names:
             choose("columns", name, tuple(SHOWN))
@@ -201,7 +183,7 @@ class ArchiveRoutes:
         return await self._respond(request, work)
 
     async def archived_job(
-        self, request: Request, job: int = parameters.JOB, start: Optional[int] = parameters.JOB_START
+        self, request: Request, job: int = interface.JOB, start: Optional[int] = interface.JOB_START
     ) -> Response:
         """Return a job in the archive with its hosts: the latest with this number, or that with this start."""
         projects = sorted(visitor_of(request.scope).projects)
@@ -215,7 +197,7 @@ class ArchiveRoutes:
                 raise HTTPException(404, NO_JOB.format(job))
             return {
                 "job": {**_own(_narrow(found.summary), only, whose), **grades_of(found.summary)},
-                "advice": _advice(found.summary.get("advice")),
+                "advice": json.loads(found.summary.get("advice") or "null"),
                 "footprint": curves_of(found.summary.get("footprint")),
                 "hosts": [_own(_narrow(row), only, whose) for row in found.hosts],
                 "starts": found.starts,
@@ -223,9 +205,7 @@ class ArchiveRoutes:
 
         return await self._respond(request, work)
 
-    async def usage(
-        self, request: Request, by: str = parameters.GROUPED_BY, conditions: ListOptions = LIST
-    ) -> Response:
+    async def usage(self, request: Request, by: str = interface.GROUPED_BY, conditions: ListOptions = LIST) -> Response:
         """Return sums over jobs by groups. Ordinary users get those of their own jobs, or of a project they lead."""
         whose = conditions.seen_by(visitor_of(request.scope))
         words = list(dict.fromkeys(_listed(by)))
@@ -249,7 +229,7 @@ class ArchiveRoutes:
         return await self._respond(request, work)
 
     async def jobs_report(
-        self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
+        self, request: Request, conditions: ListOptions = LIST, limit: int = interface.REPORTED
     ) -> Response:
         """Return the report of several jobs, such as an array. Ordinary users get that of their own jobs."""
         whose = conditions.seen_by(visitor_of(request.scope))
@@ -260,7 +240,7 @@ class ArchiveRoutes:
         return await self._respond(request, work)
 
     async def jobs_report_page(
-        self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
+        self, request: Request, conditions: ListOptions = LIST, limit: int = interface.REPORTED
     ) -> Response:
         """Return the report of several jobs as a page with short curves."""
         whose = conditions.seen_by(visitor_of(request.scope))
@@ -277,7 +257,7 @@ class ArchiveRoutes:
     async def _run(self, request: Request, respond: Callable[[JobArchive, Optional[str]], Response]) -> Response:
         def make(only: Optional[str]) -> Response:
             try:
-                opened = None if self._opener is None else self._opener()
+                opened = self._opener()
                 if opened is None:
                     raise HTTPException(404, _NO_ARCHIVE)
                 with opened as archive:
@@ -305,32 +285,6 @@ def _factors(only: Optional[str]) -> tuple[Factors, list[str]]:
         return Factors(), [str(err) if only is None else _NO_FACTORS]
 
 
-def has_archive(opener: Optional[Opener]) -> bool:
-    """Return whether there is an archive, though it may be unreadable."""
-    try:
-        opened = None if opener is None else opener()
-    except ColmetError:
-        return True
-    if opened is not None:
-        opened.close()
-    return opened is not None
-
-
-def is_archived(opener: Optional[Opener], job: int, only: Optional[str], projects: Collection[str] = ()) -> bool:
-    """Return whether the archive has a job, for its user (None for all) or for the leader of some projects.
-
-    False if it cannot be read.
-    """
-    try:
-        archive = None if opener is None else opener()
-        if archive is None:
-            return False
-        with archive:
-            return find(archive, job, None, None if only is None else names_of(only), sorted(projects)) is not None
-    except ColmetError:
-        return False
-
-
 def _several(
     archive: JobArchive, conditions: ListOptions, whose: Optional[str], limit: int, more: Sequence[str] = ()
 ) -> SeveralJobs:
@@ -355,11 +309,6 @@ def _own(row: Row, only: Optional[str], whose: Optional[str]) -> Row:
 
 def _narrow(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in _LARGE}
-
-
-def _advice(text: Any) -> Optional[list[Any]]:
-    found = json.loads(text) if isinstance(text, str) else None
-    return found if isinstance(found, list) else None
 
 
 def curves_of(packed: Any, digits: Optional[int] = None) -> Optional[Mapping[str, Any]]:

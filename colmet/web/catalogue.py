@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -30,14 +30,9 @@ def measures_answer() -> dict[str, Any]:
     """Return all measures by key, the sums of measures in charts, and the units of columns and their growth."""
     measures = {
         key: {
-            "label": measure.label,
-            "help": measure.help,
-            "scope": measure.scope,
-            "kind": measure.kind,
+            **{name: getattr(measure, name) for name in ("label", "help", "scope", "kind", "hosts", "time")},
             "unit": measure.unit.name,
             "rate": measure.kind == "counter" and measure.is_rate,
-            "hosts": measure.hosts,
-            "time": measure.time,
             "sources": [source._asdict() for source in measure.sources],
         }
         for key, measure in MEASURES.items()
@@ -65,6 +60,24 @@ def labels_of(table: str, schema: Schema | None) -> list[str]:
     """Return the label columns of a table, from the schema if given, else from the catalogue."""
     known = schema or schemas().get(table)
     return [] if known is None else [field.name for field in known.fields if field.kind == "label"]
+
+
+def columns_of(tables: Mapping[str, Schema], stored: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the declared columns of tables in the recent cache and in the store."""
+    kinds: dict[str, dict[str, tuple[str | None, str | None]]] = {
+        table: {field.name: (field.unit, field.kind) for field in schema.fields} for table, schema in tables.items()
+    }
+    for table, names in stored.items():
+        known = kinds.setdefault(table, {})
+        for name in names:
+            known.setdefault(name, declared(table, name)[:2])
+    return {
+        table: [
+            {"name": name, "unit": unit, "kind": kind, "help": declared(table, name)[2]}
+            for name, (unit, kind) in columns.items()
+        ]
+        for table, columns in sorted(kinds.items())
+    }
 
 
 @lru_cache(maxsize=1)
@@ -118,12 +131,9 @@ RULES: Mapping[str, str] = {table: source.rule for table, source in _SOURCES.ite
 
 
 def reasons(scope: str, hosts: Iterable[tuple[str, HostTables]], there: Collection[str]) -> dict[str, str]:
-    """Return why each table is missing, by its name, where hosts report the state of its backend.
+    """Return why each table of a scope is missing, by its name, where hosts report the state of its backend.
 
-    Args:
-        scope: of the tables: "job" or "node".
-        hosts: those of a job, or one node, with their latest tables.
-        there: names of the tables with rows.
+    `hosts` are those of a job, or one node, with their latest tables; `there` are the tables with rows.
     """
     states = {host: _states(kept) for host, kept in hosts}
     known = {host: one for host, one in states.items() if one}
@@ -137,17 +147,14 @@ def _reason(source: _Source, known: Mapping[str, Mapping[str, bool]]) -> str:
     off = [host for host, states in known.items() if source.backend not in states]
     failing = [host for host, states in known.items() if states.get(source.backend) is False]
     measured = [host for host, states in known.items() if states.get(source.backend)]
+    how = "with" if source.option.startswith("--disable") else "without"
+    by = f" (colmet-node runs {how} {source.option})" if source.option else ""
     parts = [
-        f"off on {some_of(off, MOST_HOSTS)}{_by(source)}" if off else "",
+        f"off on {some_of(off, MOST_HOSTS)}{by}" if off else "",
         f"on, but not measuring on {some_of(failing, MOST_HOSTS)}: `colmet doctor` there names why" if failing else "",
         f"measured on {some_of(measured, MOST_HOSTS)}, which sent no rows of it" if measured else "",
     ]
     return "; ".join([part for part in parts if part])
-
-
-def _by(source: _Source) -> str:
-    how = "with" if source.option.startswith("--disable") else "without"
-    return f" (colmet-node runs {how} {source.option})" if source.option else ""
 
 
 def _states(kept: HostTables) -> dict[str, bool]:

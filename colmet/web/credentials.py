@@ -1,18 +1,23 @@
-"""Read, write and check passwords and tokens, and read the file that has them, a line for each."""
+"""The file of users with their passwords and tokens, a line for each, and the leaders of projects."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, timezone
-from typing import NamedTuple, Union
+from typing import Generic, NamedTuple, TypeVar, Union
 
-from colmet.common.errors import ConfigError
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.errors import ColmetError, ConfigError
 
 N, R, P = 1 << 15, 8, 3  # 32 MiB and about 0.3 s a check
 MAX_N, MAX_R, MAX_P = 1 << 17, 16, 16
@@ -23,7 +28,11 @@ TOKEN_BYTES = 32
 TOKEN_PREFIX = "colmet_"
 MAX_BYTES = 16 << 20
 MAX_LINES = 100_000
+LOOK_S = 1.0  # min time between checks of a file
 Mark = tuple[int, int, int, int]  # changes whenever the file does
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[^\s:#\x00-\x20\x7f][^:\x00-\x1f\x7f]{0,254}")
 _GROUP = re.compile(r"[^\s:,#\x00-\x20\x7f][^\s:,\x00-\x20\x7f]{0,254}")
@@ -107,11 +116,7 @@ def token_digest(given: str) -> bytes:
 
 
 def parse_line(text: str) -> Credential | None:
-    """Parse a line of the file; None for a comment or an empty line.
-
-    Raises:
-        ValueError: the line is malformed; the message has the reason.
-    """
+    """Parse a line of the file; None for a comment or an empty line, ValueError with the reason for a malformed one."""
     text = text.strip()
     if not text or text.startswith("#"):
         return None
@@ -188,21 +193,8 @@ class Users(NamedTuple):
     is_open: bool  # whether every user of this machine can read the file
 
 
-def mark(path: str) -> Mark | None:
-    """Return a mark of the file, to detect changes; None for a missing file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return mark_of(found)
-
-
 def read_users(path: str) -> tuple[Users, Mark]:
-    """Return the content of the file, and its mark.
-
-    Raises:
-        ConfigError: the file cannot be read, others may write it, or a line is malformed.
-    """
+    """Return the content of the file, and its mark; ConfigError if it cannot be read, or others may write it."""
     lines, found = read_lines(path)
     passwords: dict[str, Credential] = {}
     tokens: dict[bytes, Credential] = {}
@@ -254,6 +246,119 @@ def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
     return lines, found
 
 
+@dataclass
+class WatchedFile(Generic[T]):
+    """The content of a file, which is read again after a change. The file is looked at once a second at most."""
+
+    path: str
+    read: Callable[[str], tuple[T, Mark]]  # returns the content and its mark; ConfigError if it cannot be used
+    failure: str  # what the log says of a file that cannot be read again
+    clock: Callable[[], float]  # returns seconds of the monotonic clock
+    count: Callable[[str], int]  # counts an event by name
+
+    def __post_init__(self) -> None:
+        self._mark: Mark | None
+        self.content, self._mark = self.read(self.path)
+        self._looked = self.clock()
+
+    def look(self) -> bool:
+        """Read the file if it has changed; return whether its content is new."""
+        if self.clock() - self._looked < LOOK_S:
+            return False
+        self._looked = self.clock()
+        try:
+            current: Mark | None = mark_of(os.stat(self.path))
+        except OSError:
+            current = None
+        if current == self._mark:
+            return False
+        self._mark = current
+        try:
+            self.content, self._mark = self.read(self.path)
+        except ConfigError as err:
+            self.count("users_failures")
+            log.error("%s, the previous ones remain: reason=%s", self.failure, err)
+            return False
+        log.info("file read again: file=%s", self.path)
+        return True
+
+
 def mark_of(found: os.stat_result) -> Mark:
     """Return the mark of a status."""
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+# -- leaders of projects --
+
+ASK_S = 3600.0  # between questions to the batch system
+AGAIN_S = 600.0  # after a failure
+KEPT_S = 86400.0  # lifetime of an answer without a later one: a right must not outlive its reason for long
+LONGEST_PROJECT = 255
+Projects = Mapping[str, frozenset[str]]  # leaders by project
+
+
+def parse_leaders(path: str) -> tuple[Projects, Mark]:
+    """Return the leaders in a file, and its mark, as `read_users`: lines such as ``physics: alice, bob``."""
+    lines, status = read_lines(path)
+    found: dict[str, frozenset[str]] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        project, colon, listed = text.partition(":")
+        project = project.strip()
+        try:
+            if not colon or not 0 < len(project) <= LONGEST_PROJECT or not project.isprintable():
+                raise ValueError("it is not PROJECT: USER, USER")
+            if project in found:
+                raise ValueError(f"another line has the project {project!r}")
+            found[project] = frozenset([check_name(name.strip()) for name in listed.split(",")])
+        except ValueError as err:
+            raise ConfigError(f"{path}:{number}: {err}") from err
+    return found, mark_of(status)
+
+
+@dataclass(eq=False)
+class Leaders:
+    """The projects of each leader; never waits for the batch system. ConfigError if the file cannot be used."""
+
+    path: str | None = None  # of the file; None without one
+    ask: Callable[[], Projects] | None = None  # asks the batch system in a thread; None without one
+    clock: Callable[[], float] = time.monotonic
+    count: Callable[[str], int] = lambda _: 1  # counts an event by name
+
+    def __post_init__(self) -> None:
+        path, clock, count = self.path, self.clock, self.count
+        self._file = (
+            WatchedFile(path, parse_leaders, "leaders of projects not read again", clock, count)
+            if path is not None
+            else None
+        )
+        self._batch: Projects = {}
+        self._until = 0.0  # of the answer of the batch system
+        self._due = clock()
+        self._asking: threading.Thread | None = None
+
+    def projects(self, user: str) -> frozenset[str]:
+        """Return the projects that a user leads."""
+        now = self.clock()
+        if self.ask is not None and now >= self._due and self._asking is None:
+            self._due = now + ASK_S
+            self._asking = threading.Thread(target=self._refresh, args=(self.ask,), name="leaders", daemon=True)
+            self._asking.start()
+        sources = [self._batch] if now < self._until else []
+        if self._file is not None:
+            self._file.look()
+            sources.append(self._file.content)
+        return frozenset([project for source in sources for project, names in source.items() if user in names])
+
+    def _refresh(self, ask: Callable[[], Projects]) -> None:
+        try:
+            self._batch, self._until = ask(), self.clock() + KEPT_S
+        except ColmetError as err:
+            self._due = self.clock() + AGAIN_S
+            count = self.count("coordinators_failures")
+            if powers_of_ten(count):
+                log.error("coordinators of accounts are not known failures=%d: %s", count, err)
+        finally:
+            self._asking = None

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from colmet.collector.feed import LENGTH, MAX_SENDER_BYTES, NOTE
@@ -30,8 +31,7 @@ class FeedError(ColmetError):
 def split_frames(rest: bytearray) -> Iterator[tuple[bool, bytes]]:
     """Yield each complete frame of a stream's bytes as (whether it is a note, content), and remove it there.
 
-    Raises:
-        FeedError: the length of a frame is invalid; the rest of the stream cannot be read either.
+    FeedError if the length of a frame is invalid: the rest of the stream cannot be read either.
     """
     at = 0
     try:
@@ -49,46 +49,28 @@ def split_frames(rest: bytearray) -> Iterator[tuple[bool, bytes]]:
         del rest[:at]
 
 
+@dataclass(eq=False)
 class Feed:
-    """A reader of the collector's feed, which connects again after each end.
+    """A reader of the collector's feed, which connects again after each end."""
 
-    Args:
-        paths: of the collector's socket, in order of preference.
-        take: gets the batches of each message, and their sender.
-        note: gets each note of the collector.
-        begin: called for each connection, before its first message.
-    """
+    paths: Sequence[str]  # of the collector's socket, in order of preference
+    take: Callable[[Sequence[Batch], str], None]  # gets the batches of each message, and their sender
+    note: Callable[[Mapping[str, Any]], None]  # gets each note of the collector
+    begin: Callable[[], None] = lambda: None  # called for each connection, before its first message
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        take: Callable[[Sequence[Batch], str], None],
-        note: Callable[[Mapping[str, Any]], None],
-        begin: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._paths = paths
-        self._take = take
-        self._note = note
-        self._begin = begin
-        self._away = int(bool(paths))
-        self._taken = self._bad = self._failures = self._connections = 0
+    def __post_init__(self) -> None:
+        self._counts = {"away": int(bool(self.paths)), "connections": 0, "taken": 0, "bad": 0, "failures": 0}
 
     def counters(self) -> dict[str, int]:
         """Return whether the collector is `away`, connections, and messages: taken, malformed, failed by a defect."""
-        return {
-            "away": self._away,
-            "connections": self._connections,
-            "taken": self._taken,
-            "bad": self._bad,
-            "failures": self._failures,
-        }
+        return dict(self._counts)
 
     def follow(self, ending: threading.Event) -> None:
         """Read the feed until `ending`."""
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while not ending.is_set():
             why = self._connect(backoff)
-            self._away = 1
+            self._counts["away"] = 1
             delay_s = backoff.fail()
             if powers_of_ten(backoff.failures):
                 log.warning("no feed of the collector, tried again failures=%d: %s", backoff.failures, why)
@@ -97,7 +79,7 @@ class Feed:
     def _connect(self, backoff: Backoff) -> str:
         """Read from the first socket that accepts a connection, to its end; return the cause of the end."""
         why = ""
-        for path in self._paths:
+        for path in self.paths:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as source:
                 try:
                     source.connect(path)
@@ -106,7 +88,7 @@ class Feed:
                     continue
                 backoff.reset()
                 log.info("feed of the collector begins: socket=%s", path)
-                self._connections += 1
+                self._counts["connections"] += 1
                 try:
                     self.read(source)
                 except (FeedError, OSError) as err:
@@ -117,8 +99,8 @@ class Feed:
     def read(self, source: socket.socket) -> None:
         """Read one connection to its end; FeedError if it is not from a collector."""
         buffer, rest, decoder = memoryview(bytearray(READ_BYTES)), bytearray(), Decoder()
-        self._begin()
-        self._away = 0
+        self.begin()
+        self._counts["away"] = 0
         while count := source.recv_into(buffer):
             rest += buffer[:count]
             for is_note, content in split_frames(rest):
@@ -127,16 +109,16 @@ class Feed:
                         self._read_note(content, decoder)
                     else:
                         sender, _, message = content.partition(b"\0")
-                        self._take(decoder.decode(message).batches, sender.decode(errors="replace"))
-                        self._taken += 1
+                        self.take(decoder.decode(message).batches, sender.decode(errors="replace"))
+                        self._counts["taken"] += 1
                 except WireError as err:
-                    self._bad += 1
-                    if powers_of_ten(self._bad):
-                        log.warning("message of the feed cannot be read bad=%d: %.300s", self._bad, err)
+                    self._counts["bad"] += 1
+                    if powers_of_ten(self._counts["bad"]):
+                        log.warning("message of the feed cannot be read bad=%d: %.300s", self._counts["bad"], err)
                 except Exception:  # a defect must not end the process
-                    self._failures += 1
-                    if powers_of_ten(self._failures):
-                        log.exception("message of the feed failed failures=%d", self._failures)
+                    self._counts["failures"] += 1
+                    if powers_of_ten(self._counts["failures"]):
+                        log.exception("message of the feed failed failures=%d", self._counts["failures"])
 
     def _read_note(self, content: bytes, decoder: Decoder) -> None:
         try:
@@ -148,4 +130,4 @@ class Feed:
         if "description" in note:
             decoder.learn(str(note["description"]).encode())
         else:
-            self._note(note)
+            self.note(note)

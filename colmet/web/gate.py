@@ -1,30 +1,35 @@
-"""The gate of the interface: refuses requests by form, method and login, and adds the headers of all answers."""
+"""The gate of the interface, which refuses requests by form, method and login; and the login itself.
+
+The gate adds the headers of all answers, too. The login is a form of a browser, and a token for commands.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
 
+from fastapi import Request
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.web.access import Access, NotNamed, Unauthorized, Visitor, client_of
-from colmet.web.responses import failure
+from colmet.web.access import SESSION_S, Access, NoLoginToken, NotNamed, Unauthorized, Visitor, client_of
+from colmet.web.interface import add_routes
+from colmet.web.models import IssuedToken
+from colmet.web.responses import answer, failure
 from colmet.web.workers import Busy
 
 log = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 VISITOR, CLIENT, SESSION = "colmet.visitor", "colmet.client", "colmet.session"  # in a request's scope
 COOKIE = "colmet-session"
@@ -46,23 +51,17 @@ HEADERS = {
 _ADDED = [(key.lower().encode("ascii"), value.encode("ascii")) for key, value in HEADERS.items()]
 
 
+@dataclass(eq=False)
 class Gate:
-    """An ASGI application around another one.
+    """An ASGI application around another one, which answers the accepted requests."""
 
-    Args:
-        app: answers the accepted requests.
-        access: authenticates requests.
-    """
-
-    def __init__(self, app: App, access: Access) -> None:
-        self._app = app
-        self._access = access
-        self._stats = access.stats
+    app: ASGIApp
+    access: Access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         is_head = scope["method"] == "HEAD"
         began = False
@@ -71,7 +70,10 @@ class Gate:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                self._count(message["status"])
+                status = message["status"]
+                self.access.stats.add(f"requests_{status // 100}xx")
+                if status in (401, 429):
+                    self.access.stats.add("unauthorized" if status == 401 else "too_many")
                 given = message.get("headers", [])
                 names = {key.lower() for key, _ in given}
                 message = {**message, "headers": [*given, *[one for one in _ADDED if one[0] not in names]]}
@@ -80,7 +82,7 @@ class Gate:
             try:
                 await send(message)
             except Exception as err:  # uvicorn has closed the connection because of data after the head
-                self._stats.add("broken_connections")
+                self.access.stats.add("broken_connections")
                 raise ClientDisconnect from err
 
         try:
@@ -88,11 +90,11 @@ class Gate:
             if refusal is not None:
                 await refusal(scope, receive, send_on)
             else:
-                await self._app({**scope, "method": "GET"} if is_head else scope, receive, send_on)
+                await self.app({**scope, "method": "GET"} if is_head else scope, receive, send_on)
         except (ClientDisconnect, asyncio.CancelledError):  # the client is gone, or the server ends
             return
         except Exception:
-            count = self._stats.add("defects")
+            count = self.access.stats.add("defects")
             if powers_of_ten(count):
                 log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
             if not began:
@@ -128,9 +130,9 @@ class Gate:
         if path in ("/", LOGIN, SIGN_OUT) or path.startswith("/static/"):
             return None
         try:
-            given = [value.decode("latin-1") for key, value in headers if key == self._access.header]
+            given = [value.decode("latin-1") for key, value in headers if key == self.access.header]
             if path != TOKEN:
-                scope[VISITOR] = await self._access.visitor(given, scope[CLIENT], scope[SESSION])
+                scope[VISITOR] = await self.access.visitor(given, scope[CLIENT], scope[SESSION])
         except NotNamed as err:
             return failure(403, str(err))
         except Unauthorized:
@@ -138,13 +140,6 @@ class Gate:
         except Busy as err:
             return too_many(err)
         return None
-
-    def _count(self, status: int) -> None:
-        self._stats.add(f"requests_{status // 100}xx")
-        if status == 401:
-            self._stats.add("unauthorized")
-        elif status == 429:
-            self._stats.add("too_many")
 
 
 def _is_own_page(scope: Mapping[str, Any]) -> bool:
@@ -174,8 +169,7 @@ def _cookie(scope: Mapping[str, Any]) -> str:
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
     """Return the user of an accepted request."""
-    visitor: Visitor = scope[VISITOR]
-    return visitor
+    return cast(Visitor, scope[VISITOR])
 
 
 def unauthorized() -> Response:
@@ -186,3 +180,74 @@ def unauthorized() -> Response:
 def too_many(err: Busy) -> Response:
     """Return the answer 429."""
     return failure(429, str(err), {"Retry-After": str(max(1, math.ceil(err.after_s)))})
+
+
+FOLDER = Path(__file__).parent / "static"  # of the page
+WRONG = "This name and this password are not known together."
+
+
+class LoginRoutes:
+    """The handlers, one method for each path."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def add_to(self, app: Any) -> None:
+        """Add the routes to an application."""
+        add_routes(app, [(TOKEN, self.token, IssuedToken, True)], method="POST")
+        hidden = {"include_in_schema": False}
+        app.add_api_route(LOGIN, self.form, methods=["GET"], **hidden)
+        app.add_api_route(LOGIN, self.log_in, methods=["POST"], **hidden)
+        app.add_api_route(SIGN_OUT, self.sign_out, methods=["POST"], **hidden)
+
+    async def form(self, request: Request) -> Response:
+        """Return the form; without a file of users, go to the page."""
+        return _page() if self._access.names is not None else RedirectResponse("./", 303)
+
+    async def log_in(self, request: Request) -> Response:
+        """Begin a session for the name and the password of the form."""
+        given = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=8)
+        name, password = [given.get(key, [""])[0] for key in ("name", "password")]
+        try:
+            session, _ = await self._access.log_in(name.strip(), password, request.scope[CLIENT])
+        except NoLoginToken:
+            return RedirectResponse("./", 303)
+        except Unauthorized:
+            return _page(401, WRONG, name)
+        except Busy as err:
+            response = _page(429, f"{str(err).capitalize()}.", name)
+            response.headers["Retry-After"] = too_many(err).headers["Retry-After"]
+            return response
+        response = RedirectResponse("./", 303)
+        secure = is_behind_tls(request)
+        response.set_cookie(COOKIE, session, int(SESSION_S), secure=secure, httponly=True, samesite="strict")
+        return response
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session."""
+        self._access.end(request.scope[SESSION])
+        response = RedirectResponse("login", 303)
+        response.delete_cookie(COOKIE)
+        return response
+
+    async def token(self, request: Request) -> Response:
+        """Return a token for the name and the password of the request, for later requests without the password."""
+        given = request.headers.getlist("authorization")
+        try:
+            token, until = await self._access.login_token(given, request.scope[CLIENT])
+        except NoLoginToken as err:
+            raise HTTPException(404, str(err)) from None
+        except Unauthorized:
+            return unauthorized()
+        return answer({"token": token, "until": until})
+
+
+def is_behind_tls(request: Request) -> bool:
+    """Return whether the browser's connection has TLS: the proxy's word, and without it that of a Unix socket."""
+    return request.headers.get("x-forwarded-proto", "http" if request.client else "https") == "https"
+
+
+def _page(status: int = 200, error: str = "", name: str = "") -> Response:
+    headers = {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store"}
+    page = (FOLDER / "login.html").read_text()
+    return Response(page.format(error=escape(error), name=escape(name)), status, headers)

@@ -16,7 +16,8 @@ LISTED = 100  # silent nodes, late ones and those with a spool; the answer has t
 LATE_S = 10.0  # a node with a longer lag is listed
 WAITING = 10  # batches; a node with more is listed
 _OF_OUTPUT = ("name", "available", "why", "away_s", "behind_s", "waiting", "written", "lost", "dropped")
-_RECEIVED = ("batches", "rows", "missing", "duplicates", "rejects", "foreign", "limited", "left_out", "conflicts")
+SPOOL = ("waiting", "dropped", "acknowledged")  # batches
+RECEIVED = ("batches", "rows", "missing", "duplicates", "rejects", "foreign", "limited", "left_out", "conflicts")
 # Counters of the last hour that count data which is not stored; the others are events.
 DROPS = frozenset(
     {
@@ -58,19 +59,16 @@ def health_answer(
     spools: Sequence[Spool],
     now: float,
 ) -> dict[str, Any]:
-    """Return the answer of the route.
+    """Return the answer of the route, from the latest status of the collector and its age; {} and None before it.
 
-    Args:
-        status: of the collector; empty before the first one.
-        age_s: age of the status in seconds; None before the first one.
-        nodes: the rows of all nodes.
-        spools: of all nodes that report one.
-        now: seconds since 1970.
+    `nodes` are the rows of all nodes, `spools` those of all nodes that report one; `now` is in seconds since 1970.
     """
     senders, counts = status.get("senders", {}), status.get("connections", {})
     findings = [*_verdict(status, age_s)]
-    late = sorted([row for row in nodes if not row["silent"] and (row["lag"] or 0) >= LATE_S], key=_lag)
-    held = sorted([one for one in spools if (one["waiting"] or 0) > WAITING or one["dropped"]], key=_held)
+    late = [row for row in nodes if not row["silent"] and (row["lag"] or 0) >= LATE_S]
+    late.sort(key=lambda row: (-row["lag"], row["node"]))
+    held = [one for one in spools if (one["waiting"] or 0) > WAITING or one["dropped"]]
+    held.sort(key=lambda one: (-(one["waiting"] or 0), -(one["dropped"] or 0), one["node"]))
     return {
         "time": now,
         "level": NAGIOS[max([one.level for one in findings])].lower(),
@@ -90,7 +88,7 @@ def health_answer(
         "versions": [{"version": name, "nodes": count} for name, count in senders.get("versions", {}).items()],
         "outputs": [{key: output.get(key) for key in _OF_OUTPUT} for output in status.get("outputs", ())],
         "journal": {key: status.get("journal", {}).get(key) for key in ("directory", "bytes", "full", "why")},
-        "received": {key: status.get("received", {}).get(key) for key in _RECEIVED},
+        "received": {key: status.get("received", {}).get(key) for key in RECEIVED},
         "last_hour": [
             {"what": plain(name), "count": count, "dropped": name in DROPS, "harmless": name in HARMLESS}
             for name, count in status.get("last_hour", {}).items()
@@ -119,7 +117,7 @@ def spools_of(hosts: Iterable[tuple[str, HostTables]]) -> list[Spool]:
         if pair is None:
             continue
         fields = {field.name: field for field in pair.latest.schema.fields}
-        columns = {key: fields.get(f"batches_{key}") for key in ("waiting", "dropped", "acknowledged")}
+        columns = {key: fields.get(f"batches_{key}") for key in SPOOL}
         for row in pair.latest.rows:
             if "backend" in fields and row["backend"] == b"agent":
                 values = {
@@ -143,11 +141,3 @@ def _verdict(status: Mapping[str, Any], age_s: float | None) -> Sequence[Finding
 
 def _finding(one: Finding) -> dict[str, Any]:
     return {"level": NAGIOS[one.level].lower(), "found": one.found, "remedy": one.remedy or None}
-
-
-def _lag(row: Mapping[str, Any]) -> tuple[float, str]:
-    return -row["lag"], row["node"]
-
-
-def _held(one: Spool) -> tuple[int, int, str]:
-    return -(one["waiting"] or 0), -(one["dropped"] or 0), one["node"]

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colmet.batch.coordinators import has_accounts, read_coordinators
 from colmet.batch.systems import find_record_sources
@@ -24,15 +24,18 @@ from colmet.common.daemon.wakeup import Signals, readable
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.live.user_names import UserNames
 from colmet.web import options as web_options
+from colmet.web.catalogue import load_catalogue
+from colmet.web.credentials import Projects
 from colmet.web.feed import Feed
 from colmet.web.health import CollectorReport
-from colmet.web.leaders import Projects
 from colmet.web.node_history import MINUTE_S
-from colmet.web.queries import Queries, gridengine_of
+from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.reports import ReportProcesses
 from colmet.web.store import StoreReader, archive_opener, opener
-from colmet.web.stored_rows import RowsReader
+
+if TYPE_CHECKING:
+    from colmet.batch.gridengine import MemoryWatch
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +46,7 @@ LOOK_S = 1.0  # between two looks whether the server runs
 
 
 def run(options: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        ConfigError: the options cannot be used.
-    """
+    """Serve until SIGTERM or SIGINT; ConfigError if the options cannot be used."""
     web_options.check(options)
     from colmet.web.access import Access  # these require fastapi and uvicorn
     from colmet.web.server import WebServer
@@ -79,14 +78,14 @@ def run(options: argparse.Namespace) -> None:
         ask_leaders=leaders_source(collector),
     )
     reports = ReportProcesses(collector)
-    stored = Stored(reports, None if store is None else RowsReader(store), archive_opener(collector))
+    stored = Stored(reports, store, archive_opener(collector))
     server = WebServer(options.listen, queries, access, stored=stored, gridengine=gridengine is not None)
     startup.tune_garbage_collector()
     ending = threading.Event()
     works: dict[str, Callable[[], object]] = {
         "server": server.run,  # uvicorn would install signal handlers in the main thread
         "feed": lambda: feed.follow(ending),
-        "prepare": queries.prepare,
+        "prepare": load_catalogue,  # now, to speed up the first answer
         "history": lambda: keep_history(queries.record, ending),
     }
     threads = {name: threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()}
@@ -108,6 +107,16 @@ def run(options: argparse.Namespace) -> None:
         if store is not None:
             store.close()
         reports.close()
+
+
+def gridengine_of(options: argparse.Namespace) -> MemoryWatch | None:
+    """Return the reader of Grid Engine's memory figures, not started; None without --gridengine."""
+    if not options.gridengine and options.gridengine_xml is None:
+        return None
+    from colmet.batch.gridengine import CommandSource, FileSource, MemoryWatch
+
+    source = CommandSource() if options.gridengine_xml is None else FileSource(options.gridengine_xml)
+    return MemoryWatch(source, encoding=options.gridengine_encoding)
 
 
 def leaders_source(collector: argparse.Namespace) -> Callable[[], Projects] | None:

@@ -60,6 +60,23 @@ def _host(cpus: float | None, memory_bytes: float | None) -> BatchHost:
     }
 
 
+def own_hosts(hosts: Hosts, only: str | None) -> Hosts:
+    """Return the hosts with jobs of this user, and these jobs only; all if `only` is None."""
+    if only is None:
+        return hosts
+    found: Hosts = {}
+    for name, host in hosts.items():
+        jobs = {number: job for number, job in host["jobs"].items() if job["owner"] == only}
+        if jobs:
+            found[name] = {**host, "jobs": jobs}
+    return found
+
+
+def own_owners(owners: Owners, only: str | None) -> Owners:
+    """Return the entry of this user; all owners if `only` is None."""
+    return {name: owner for name, owner in owners.items() if only is None or name == only}
+
+
 def uid_of(user: str) -> str:
     """Return the number of a user of this machine, as text; empty if the name is unknown."""
     try:
@@ -92,14 +109,11 @@ def owners_of(jobs: JobUsage, uid: Callable[[str], str] = uid_of) -> Owners:
         if row.owner not in owners:
             owners[row.owner] = Owner(uid=uid(row.owner), jobs={})
         asked = limits[row.job] / slots[row.job] if row.job in limits else 0.0
-        job = owners[row.owner]["jobs"].setdefault(row.job, _requested(asked))
+        request = RequestedJob(requested_h_vmem_strval=_size(asked), requested_h_vmem_dblval=asked, hostname={})
+        job = owners[row.owner]["jobs"].setdefault(row.job, request)
         role = "master" if spread[row.job] == 1 else "slave"
         job["hostname"][row.host] = {} if row.used is None else {role: f"{row.used:.0f}"}
     return owners
-
-
-def _requested(asked_bytes: float) -> RequestedJob:
-    return {"requested_h_vmem_strval": _size(asked_bytes), "requested_h_vmem_dblval": asked_bytes, "hostname": {}}
 
 
 def _size(value: float) -> str:

@@ -1,15 +1,69 @@
 """The shapes of the answers, for the OpenAPI description only: answers are not validated by these models."""
 
-import dataclasses
+from collections.abc import Iterable
 from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  # evaluated at run time, on 3.9, too
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import Field, create_model
 
+from colmet.batch import qmem
 from colmet.common import measures
-from colmet.common.lines import JobCompleteness, JobGap
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
-from colmet.jobs import figures as report_model
+from colmet.web.health import RECEIVED, SPOOL
+from colmet.web.queries import TOTALS
+
+Number, Whole, Text = Optional[float], Optional[int], Optional[str]
+
+# The shapes of dataclasses and of TypedDicts, which are attributes of this module, too.
+_SHAPES: dict[Any, Any] = {}
+
+
+def shape(name: str, about: str, /, **fields: Any) -> Any:
+    """Return the shape of an answer.
+
+    A field is its type, or a pair of this and of its description or pydantic's field. [float] is a list of floats.
+    """
+    declared: dict[str, Any] = {}
+    for key, field in fields.items():
+        kind, text = field if isinstance(field, tuple) else (field, ...)
+        declared[key] = (_type(kind), Field(..., description=text) if isinstance(text, str) else text)
+    made: Any = create_model(name, __module__=__name__, **declared)
+    made.__doc__ = about
+    return made
+
+
+def nullable(kind: Any) -> Any:
+    """Return a type of which null is a value, too."""
+    return Optional[_type(kind)]
+
+
+def _type(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return list[_type(kind[0])]  # type: ignore[misc]
+    return dict[str, _type(kind[str])] if isinstance(kind, dict) else kind  # type: ignore[misc]
+
+
+def each(kind: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return fields of one type."""
+    return dict.fromkeys(names, kind)
+
+
+def shape_of(kind: Any) -> Any:
+    """Return the shape of a type."""
+    if get_origin(kind) is tuple:
+        return list[shape_of(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) is dict:
+        return dict[str, shape_of(get_args(kind)[1])]  # type: ignore[misc]
+    if get_origin(kind) is Union:
+        return Optional[shape_of(get_args(kind)[0])]
+    return _SHAPES.get(kind, kind)
+
+
+def add_shape(kind: Any, name: str, **derived: Any) -> None:
+    """Add the shape of a dataclass or a TypedDict; `derived` are values that it computes."""
+    values = {key: shape_of(hint) for key, hint in get_type_hints(kind).items() if key != "curves"}
+    about = (kind.__doc__ or "").partition("\n")[0]
+    _SHAPES[kind] = globals()[name] = shape(name, about, **{**values, **derived})
 
 
 def _description(measure: DeclaredMeasure) -> str:
@@ -45,427 +99,315 @@ _NODE_VALUES = {
     "power": _description(measures.NODE_POWER),
     "temperature": "of the hottest sensor, in degrees Celsius",
 }
-
-
-class Error(BaseModel):
-    """An error."""
-
-    error: str = Field(..., description="what is wrong, and what to do")
-
-
-class Whoami(BaseModel):
-    """The user of the request."""
-
-    user: Optional[str] = Field(..., description="null if the interface is open to all")
-    admin: bool = Field(..., description="whether all jobs are visible")
-    projects: list[str] = Field(
-        ..., description="those that the user leads, with visible jobs of others in the archive"
-    )
-    version: str
-    time: float
-    gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's values")
-    zone: Optional[str] = Field(..., description="time zone of the interface's machine, such as Europe/Paris")
-    sign_out: Optional[str] = Field(..., description="address at which a browser ends its login; null if there is none")
-    archive: bool = Field(..., description="whether there is an archive of jobs")
-
-
-class IssuedToken(BaseModel):
-    """A token for the header `Authorization: Bearer TOKEN`, in place of a name and a password."""
-
-    token: str
-    until: int = Field(..., description="its end, in seconds since 1970; a changed password ends it earlier")
-
-
-class NodeCounts(BaseModel):
-    """Totals of all nodes. Ordinary users get only `heard` and `silent`."""
-
-    heard: Optional[int] = Field(..., description="number of nodes that send")
-    silent: Optional[int] = Field(..., description="number of nodes that do not send any more")
-    cpu: Optional[float] = Field(..., description="use of the CPUs, as a share")
-    memory: Optional[float]
-    memory_total: Optional[float]
-    load: Optional[float]
-
-
-class JobCounts(BaseModel):
-    """Totals of the visible jobs."""
-
-    running: Optional[int]
-    users: Optional[int]
-    cpu: Optional[float] = Field(..., description="CPU cores used")
-    cpus: Optional[float] = Field(..., description="CPU cores allocated")
-    cpu_share: Optional[float]
-    memory: Optional[float]
-    read: Optional[float]
-    write: Optional[float]
-    tasks: Optional[float]
-    gpus: Optional[float]
-
-
-class MessageCounts(BaseModel):
-    """Messages of nodes: received, and dropped before this process."""
-
-    taken: Optional[int]
-    left_out: Optional[int]
-
-
-class Cluster(BaseModel):
-    """Totals."""
-
-    time: float
-    nodes: NodeCounts
-    jobs: JobCounts
-    messages: MessageCounts
-    kept_s: Optional[float] = Field(..., description="age of the oldest samples in memory, in seconds")
-    warnings: list[str]
-
-
-class MeasureSource(BaseModel):
-    """A column with values of a measure."""
-
-    table: str
-    column: str
-    origin: str = Field(..., description="cgroup, tasks or processes if the sources differ in what they count")
-
-
-class DescribedMeasure(BaseModel):
-    """A quantity such as memory used, from the first of its columns with values."""
-
-    label: str
-    help: str
-    scope: str = Field(..., description="job or node")
-    kind: str = Field(..., description="counter or gauge")
-    unit: str = Field(..., description="as stored in the first column")
-    rate: bool = Field(..., description="whether charts show the growth per second")
-    hosts: str = Field(..., description="fold over hosts: sum, mean, max, or all (a sum, missing if a host lacks it)")
-    time: str = Field(..., description="fold over samples: total, mean, max, last")
-    sources: list[MeasureSource]
-
-
-class MeasureTerm(BaseModel):
-    """A part of a sum."""
-
-    measure: str
-    sign: int
-
-
-class UnitFormat(BaseModel):
-    """The display of a unit."""
-
-    factor: float = Field(..., description="factor to bytes, seconds, watts, shares of 1")
-    family: str = Field(..., description="such as size, flow, duration, share")
-
-
-class Measures(BaseModel):
-    """Measures by key, sums of measures, and the units of columns and of their growth."""
-
-    measures: dict[str, DescribedMeasure]
-    sums: dict[str, list[MeasureTerm]]
-    units: dict[str, UnitFormat]
-    absent: dict[str, str] = Field(..., description="what a table requires, by its name")
-
-
-class _JobRow(BaseModel):
-    job: int
-    user: Optional[str] = Field(..., description="empty if no node reports the user")
-    nodes: Optional[int] = Field(..., description="number of its nodes")
-
-
-# key -> description; values are of colmet.common.measures.ORIGINS
-_JOB_ORIGINS = {
-    "memory_source": "source of memory: cgroup, or processes without a cgroup that counts it",
-    "tasks_source": "source of tasks, likewise",
-}
-
-
-def _columns(texts: dict[str, str], kind: Any = float) -> dict[str, Any]:
-    return {key: (Optional[kind], Field(..., description=text)) for key, text in texts.items()}
-
-
-_JobValues: Any = create_model("_JobValues", __base__=_JobRow, **_columns(_JOB_VALUES), **_columns(_JOB_ORIGINS, str))
-_NodeValues: Any = create_model("_NodeValues", node=(str, Field(..., description="its name")), **_columns(_NODE_VALUES))
-
-
-class JobRow(_JobValues):  # type: ignore[misc]  # made above, out of a table
-    """A job with its current or last use on all its nodes."""
-
-    on: Optional[str] = Field(..., description="the first of its nodes")
-    time: Optional[float] = Field(..., description="time of its latest row")
-    first: Optional[float] = Field(..., description="time of its first sample in this process")
-    last: Optional[float] = Field(..., description="time of its last sample in this process")
-    running: bool
-
-
-class JobNodeRow(_JobValues):  # type: ignore[misc]  # made above, out of a table
-    """The use of a job on one node."""
-
-    node: str
-
-
-class NodeRow(_NodeValues):  # type: ignore[misc]  # made above, out of a table
-    """A node with its current use."""
-
-    silent: bool = Field(..., description="whether it does not send any more")
-
-
-class _Page(BaseModel):
-    total: int
-    offset: int
-    limit: int
-
-
-class Jobs(_Page):
-    """A page of the jobs of a query."""
-
-    items: list[JobRow]
-
-
-class Nodes(_Page):
-    """A page of the nodes of a query."""
-
-    items: list[NodeRow]
-
-
-class Column(BaseModel):
-    """A column of a table; `metric` of /series is TABLE.COLUMN."""
-
-    name: str
-    unit: Optional[str]
-    kind: Optional[str] = Field(..., description="such as counter or gauge")
-    help: Optional[str]
-
-
-_ABSENT = "why a table is missing, by its name, where the job's running nodes, or the node, report it"
-
-
-class Job(BaseModel):
-    """A job with its nodes and its tables."""
-
-    job: JobRow
-    nodes: list[JobNodeRow]
-    hosts: list[str] = Field(..., description="names of all its hosts, in memory and in the store")
-    tables: dict[str, list[Column]]
-    absent: dict[str, str] = Field(..., description=_ABSENT)
-    stored: bool
-    warnings: list[str]
-
-
-class Node(BaseModel):
-    """A node with its tables and its visible jobs."""
-
-    node: NodeRow
-    jobs: list[JobNodeRow]
-    tables: dict[str, list[Column]]
-    absent: dict[str, str] = Field(..., description=_ABSENT)
-
-
-class OneSeries(BaseModel):
-    """The values of one node, or of one of its devices."""
-
-    node: str
-    labels: dict[str, str]
-    times: list[float]
-    values: list[Optional[float]]
-
-
-class SeriesTogether(BaseModel):
-    """The values of all nodes and devices as one: null for a missing value."""
-
-    series: int = Field(..., description="number of series that are folded")
-    times: list[float]
-    sum: list[Optional[float]] = Field(..., description="null if one of them is missing")
-    mean: list[Optional[float]] = Field(..., description="of the known values")
-    min: list[Optional[float]]
-    max: list[Optional[float]]
-
-
-class Series(BaseModel):
-    """Values over time."""
-
-    job: int = Field(..., description="0 for the node's own values")
-    metric: str
-    unit: Optional[str]
-    kind: Optional[str]
-    rate: bool
-    since: Optional[float]
-    until: Optional[float]
-    step: Optional[float] = Field(..., description="width of the intervals in seconds; 0 for one value for each sample")
-    source: str = Field(..., description="memory, stored, both or none")
-    warnings: list[str]
-    series: list[OneSeries] = Field(..., description="empty with `together`")
-    together: Optional[SeriesTogether] = Field(..., description="null without the parameter `together`")
-
-
-class StoredTables(BaseModel):
-    """The tables of a job in the store, with their columns."""
-
-    job: int
-    tables: dict[str, list[str]]
-    warnings: list[str]
-
-
-class StoredRows(BaseModel):
-    """Stored rows of one node."""
-
-    node: str
-    times: list[int]
-    columns: dict[str, list[Any]] = Field(..., description="a value for each time; null for a missing one")
-
-
-class Rows(BaseModel):
-    """A page of the stored rows of a job in a table, by node and time."""
-
-    job: int
-    table: str
-    total: int = Field(..., description="number of rows; may include those up to a minute before and after")
-    first: Optional[int]
-    last: Optional[int]
-    kinds: dict[str, str] = Field(..., description="type of each column: i (integer), f (float), S (text)")
-    rows: list[StoredRows]
-    next: Optional[str] = Field(..., description="parameter `after` of the next page; null at the end")
-    warnings: list[str]
-
-
-class Gap(BaseModel):
-    """Missing samples."""
-
-    since: Optional[float]
-    until: Optional[float]
-    why: str
-    samples: Optional[float]
-
-
-class HostCompleteness(BaseModel):
-    """The stored share of a job's samples of one node."""
-
-    node: str
-    share: Optional[float]
-    expected: Optional[float]
-    present: Optional[float]
-    gaps: list[Gap]
-
-
-class Completeness(BaseModel):
-    """The stored share of a job's samples."""
-
-    job: int
-    share: Optional[float]
-    expected: Optional[float]
-    present: Optional[float]
-    hosts: list[HostCompleteness]
-    warnings: list[str]
-
-
-def _shape(kind: Any) -> Any:
-    """Return the shape of a type of the report: that of a dataclass has its fields."""
-    if get_origin(kind) is tuple:
-        return list[_shape(get_args(kind)[0])]  # type: ignore[misc]
-    if get_origin(kind) is Union:
-        return Optional[_shape(get_args(kind)[0])]
-    return _REPORT.get(kind, kind)
-
-
-def _add_shape(kind: Any, **derived: Any) -> None:
-    """Add a dataclass of the report to the shapes, and to this module; `derived` are values that it computes."""
-    hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind) if field.name != "curves"]
-    values = {**{name: _shape(hints[name]) for name in names}, **derived}
-    shape = kind.__name__ if kind is report_model.Report else f"Report{kind.__name__}"
-    about = (kind.__doc__ or "").partition("\n")[0]
-    fields: dict[str, Any] = {key: (value, ...) for key, value in values.items()}
-    made: Any = create_model(shape, __module__=__name__, **fields)
-    made.__doc__ = about
-    _REPORT[kind] = globals()[shape] = made
-
-
-# The shapes of a report and of its parts, by dataclass; docs/tools/report.md has the values.
-_REPORT: dict[Any, Any] = {}
-_NUMBER = report_model.Number
-for _kind, _derived in (
-    (report_model.Cpu, {"used_ratio": _NUMBER}),
-    (report_model.TimeShares, {}),
-    (report_model.MemoryUse, {}),
-    (report_model.InputOutput, {}),
-    (report_model.Shared, {}),
-    (report_model.GpuUse, {}),
-    (report_model.Energy, {}),
-    (JobGap, {}),
-    (JobCompleteness, {"here_ratio": _NUMBER}),
-    (report_model.Advice, {}),
-    (report_model.BatchFacts, {}),
-    (report_model.Use, {}),
-    (report_model.Judgement, {}),
-    (report_model.Ending, {}),
-    (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
-):
-    _add_shape(_kind, **_derived)
-_add_shape(report_model.Whereabouts, shares=_REPORT[report_model.TimeShares])
-_add_shape(
-    report_model.Report,
-    cores=_NUMBER,
-    ending=Optional[_REPORT[report_model.Ending]],
-    uses=_shape(tuple[report_model.Use, ...]),
-    verdict=_shape(tuple[report_model.Judgement, ...]),
+Error = shape("Error", "An error.", error=(str, "what is wrong, and what to do"))
+Whoami = shape(
+    "Whoami",
+    "The user of the request.",
+    user=(Text, "null if the interface is open to all"),
+    admin=(bool, "whether all jobs are visible"),
+    projects=([str], "those that the user leads, with visible jobs of others in the archive"),
+    version=str,
+    time=float,
+    gridengine=(bool, "whether /qhost and /qstat have Grid Engine's values"),
+    zone=(Text, "time zone of the interface's machine, such as Europe/Paris"),
+    sign_out=(Text, "address at which a browser ends its login; null if there is none"),
+    archive=(bool, "whether there is an archive of jobs"),
 )
-Report = _REPORT[report_model.Report]
+IssuedToken = shape(
+    "IssuedToken",
+    "A token for the header `Authorization: Bearer TOKEN`, in place of a name and a password.",
+    token=str,
+    until=(int, "its end, in seconds since 1970; a changed password ends it earlier"),
+)
 
 
-class QmemJobOnHost(BaseModel):
-    """A job on a host."""
+NodeCounts = shape(
+    "NodeCounts",
+    "Totals of all nodes. Ordinary users get only `heard` and `silent`.",
+    heard=(Whole, "number of nodes that send"),
+    silent=(Whole, "number of nodes that do not send any more"),
+    cpu=(Number, "use of the CPUs, as a share"),
+    **each(Number, ("memory", "memory_total", "load")),
+)
+JobCounts = shape(
+    "JobCounts",
+    "Totals of the visible jobs; `cpu` and `cpus` are CPU cores, used and allocated.",
+    running=Whole,
+    users=Whole,
+    cpu_share=Number,
+    **each(Number, TOTALS),
+)
+MessageCounts = shape(
+    "MessageCounts", "Messages of nodes: received, and dropped before this process.", taken=Whole, left_out=Whole
+)
+Cluster = shape(
+    "Cluster",
+    "Totals.",
+    time=float,
+    nodes=NodeCounts,
+    jobs=JobCounts,
+    messages=MessageCounts,
+    kept_s=(Number, "age of the oldest samples in memory, in seconds"),
+    warnings=[str],
+)
+MeasureSource = shape(
+    "MeasureSource",
+    "A column with values of a measure.",
+    table=str,
+    column=str,
+    origin=(str, "cgroup, tasks or processes if the sources differ in what they count"),
+)
+DescribedMeasure = shape(
+    "DescribedMeasure",
+    "A quantity such as memory used, from the first of its columns with values.",
+    label=str,
+    help=str,
+    scope=(str, "job or node"),
+    kind=(str, "counter or gauge"),
+    unit=(str, "as stored in the first column"),
+    rate=(bool, "whether charts show the growth per second"),
+    hosts=(str, "fold over hosts: sum, mean, max, or all (a sum, missing if a host lacks it)"),
+    time=(str, "fold over samples: total, mean, max, last"),
+    sources=[MeasureSource],
+)
+MeasureTerm = shape("MeasureTerm", "A part of a sum.", measure=str, sign=int)
+UnitFormat = shape(
+    "UnitFormat",
+    "The display of a unit.",
+    factor=(float, "factor to bytes, seconds, watts, shares of 1"),
+    family=(str, "such as size, flow, duration, share"),
+)
+Measures = shape(
+    "Measures",
+    "Measures by key, sums of measures, and the units of columns and of their growth.",
+    measures={str: DescribedMeasure},
+    sums={str: [MeasureTerm]},
+    units={str: UnitFormat},
+    absent=({str: str}, "what a table requires, by its name"),
+)
+_JOB_FIELDS: dict[str, Any] = {
+    **{"job": int, "user": (Text, "empty if no node reports the user"), "nodes": (Whole, "number of its nodes")},
+    **{key: (Number, text) for key, text in _JOB_VALUES.items()},
+    "memory_source": (Text, "source of memory: cgroup, or processes without a cgroup that counts it"),
+    "tasks_source": (Text, "source of tasks, likewise"),
+}
+_NODE_FIELDS: dict[str, Any] = {key: (Number, text) for key, text in _NODE_VALUES.items()}
+JobRow = shape(
+    "JobRow",
+    "A job with its current or last use on all its nodes.",
+    **_JOB_FIELDS,
+    on=(Text, "the first of its nodes"),
+    time=(Number, "time of its latest row"),
+    first=(Number, "time of its first sample in this process"),
+    last=(Number, "time of its last sample in this process"),
+    running=bool,
+)
+JobNodeRow = shape("JobNodeRow", "The use of a job on one node.", **_JOB_FIELDS, node=str)
+NodeRow = shape(
+    "NodeRow",
+    "A node with its current use.",
+    node=(str, "its name"),
+    **_NODE_FIELDS,
+    silent=(bool, "whether it does not send any more"),
+)
+_PAGE: dict[str, Any] = {"total": int, "offset": int, "limit": int}
+Jobs = shape("Jobs", "A page of the jobs of a query.", **_PAGE, items=[JobRow])
+Nodes = shape("Nodes", "A page of the nodes of a query.", **_PAGE, items=[NodeRow])
+Column = shape(
+    "Column",
+    "A column of a table; `metric` of /series is TABLE.COLUMN.",
+    name=str,
+    unit=Text,
+    kind=(Text, "such as counter or gauge"),
+    help=Text,
+)
+_ABSENT = "why a table is missing, by its name, where the job's running nodes, or the node, report it"
+Job = shape(
+    "Job",
+    "A job with its nodes and its tables.",
+    job=JobRow,
+    nodes=[JobNodeRow],
+    hosts=([str], "names of all its hosts, in memory and in the store"),
+    tables={str: [Column]},
+    absent=({str: str}, _ABSENT),
+    stored=bool,
+    warnings=[str],
+)
+Node = shape(
+    "Node",
+    "A node with its tables and its visible jobs.",
+    node=NodeRow,
+    jobs=[JobNodeRow],
+    tables={str: [Column]},
+    absent=({str: str}, _ABSENT),
+)
+OneSeries = shape(
+    "OneSeries",
+    "The values of one node, or of one of its devices.",
+    node=str,
+    labels={str: str},
+    times=[float],
+    values=[Number],
+)
+SeriesTogether = shape(
+    "SeriesTogether",
+    "The values of all nodes and devices as one: null for a missing value.",
+    series=(int, "number of series that are folded"),
+    times=[float],
+    sum=([Number], "null if one of them is missing"),
+    mean=([Number], "of the known values"),
+    min=[Number],
+    max=[Number],
+)
+Series = shape(
+    "Series",
+    "Values over time.",
+    job=(int, "0 for the node's own values"),
+    metric=str,
+    unit=Text,
+    kind=Text,
+    rate=bool,
+    since=Number,
+    until=Number,
+    step=(Number, "width of the intervals in seconds; 0 for one value for each sample"),
+    source=(str, "memory, stored, both or none"),
+    warnings=[str],
+    series=([OneSeries], "empty with `together`"),
+    together=(nullable(SeriesTogether), "null without the parameter `together`"),
+)
+add_shape(qmem.JobOnHost, "QmemJobOnHost")
+add_shape(qmem.BatchHost, "QmemHost")
+add_shape(qmem.RequestedJob, "QmemRequestedJob")
+add_shape(qmem.Owner, "QmemOwner")
+_ENVELOPE: dict[str, Any] = {"success": bool, "message": str}
+Qhost = shape("Qhost", "Hosts with their jobs, in QmemTools' envelope.", **_ENVELOPE, data=shape_of(qmem.Hosts))
+Qstat = shape("Qstat", "Owners with their jobs, in QmemTools' envelope.", **_ENVELOPE, data=shape_of(qmem.Owners))
+Status = shape(
+    "Status",
+    "Counters of this process.",
+    version=str,
+    time=float,
+    since=(float, "start of the counters"),
+    counts={str: int},
+    connections=int,
+    users=(Whole, "number of names in the users' file; null if the interface is open"),
+    waiting=({str: int}, "requests in progress, from memory and from stores"),
+)
 
-    jobcount: int
-    master: bool
-    taskid: list[str]
-    owner: str
-    jobname: str
+# -- nodes over time, and the health of the collector --
 
-
-class QmemHost(BaseModel):
-    """A host."""
-
-    num_proc: str
-    mem_total: str
-    jobs: dict[str, QmemJobOnHost]
-
-
-class QmemRequestedJob(BaseModel):
-    """The request of a job, and its maximum use on each host."""
-
-    requested_h_vmem_strval: str
-    requested_h_vmem_dblval: float
-    hostname: dict[str, dict[str, str]]
-
-
-class QmemOwner(BaseModel):
-    """A user with jobs."""
-
-    uid: str
-    jobs: dict[str, QmemRequestedJob]
-
-
-class Qhost(BaseModel):
-    """Hosts with their jobs, in QmemTools' envelope."""
-
-    success: bool
-    message: str
-    data: dict[str, QmemHost]
-
-
-class Qstat(BaseModel):
-    """Owners with their jobs, in QmemTools' envelope."""
-
-    success: bool
-    message: str
-    data: dict[str, QmemOwner]
-
-
-class Status(BaseModel):
-    """Counters of this process."""
-
-    version: str
-    time: float
-    since: float = Field(..., description="start of the counters")
-    counts: dict[str, int]
-    connections: int
-    users: Optional[int] = Field(..., description="number of names in the users' file; null if the interface is open")
-    waiting: dict[str, int] = Field(..., description="requests in progress, from memory and from stores")
+_LEVEL = "ok, warning, critical or unknown, as of `colmet status --check`"
+NodeOverTime = shape(
+    "NodeOverTime",
+    "The values of a node.",
+    node=str,
+    values=([Number], "one for each of `starts`; null if not measured"),
+)
+NodeHistory = shape(
+    "NodeHistory",
+    "A measure by node and interval.",
+    time=float,
+    measure=str,
+    unit=str,
+    span=(str, "hour or day"),
+    step=(int, "width of an interval in seconds"),
+    since=(Number, "first record of this process; null before it"),
+    starts=([float], "start of each interval"),
+    total=int,
+    offset=int,
+    items=[NodeOverTime],
+)
+HealthFinding = shape("HealthFinding", "A part of the verdict.", level=(str, _LEVEL), found=str, remedy=Text)
+ReportingCollector = shape("ReportingCollector", "The collector.", host=Text, version=Text, uptime_s=Number)
+SendingNodes = shape(
+    "SendingNodes",
+    "Numbers of nodes, and the age of their rows on arrival in seconds.",
+    heard=Whole,
+    silent=Whole,
+    gone=(Whole, "silent for more than a day"),
+    late=(int, "whose latest rows were older than 10 s on arrival"),
+    lag_median_s=Number,
+    lag_max_s=Number,
+)
+SilentNode = shape(
+    "SilentNode",
+    "A node without a message.",
+    node=str,
+    seen_age=(Number, "seconds since its last message"),
+    version=Text,
+)
+LateNode = shape("LateNode", "A node with old rows.", node=str, lag=Number)
+NodeVersion = shape(
+    "NodeVersion", "A version of colmet-node, or the dialect of nodes without one.", version=str, nodes=int
+)
+OutputHealth = shape(
+    "OutputHealth",
+    "An output of the collector.",
+    name=str,
+    available=bool,
+    why=(Text, "reason of its absence"),
+    away_s=Number,
+    behind_s=(Number, "age of the oldest message that waits for it"),
+    waiting=(Whole, "messages that wait for it"),
+    written=(Whole, "rows"),
+    lost=(Whole, "messages that were gone when their turn came"),
+    dropped=(Whole, "rows dropped for a defect"),
+)
+JournalHealth = shape(
+    "JournalHealth",
+    "The journal of the collector.",
+    directory=(Text, "empty: in memory"),
+    bytes=Whole,
+    full=Optional[bool],
+    why=(Text, "reason why it cannot be written to; empty if it can"),
+)
+ReceivedCounts = shape("ReceivedCounts", "Counters of all senders since the start.", **each(Whole, RECEIVED))
+RecentEvent = shape(
+    "RecentEvent",
+    "A counter that has grown in the last hour.",
+    what=str,
+    count=int,
+    dropped=(bool, "whether it counts data that is not stored"),
+    harmless=(bool, "whether it is no part of the verdict"),
+)
+NodeSpool = shape("NodeSpool", "Batches of a node.", node=str, **each(Whole, SPOOL))
+NodeSpools = shape(
+    "NodeSpools",
+    "Batches that the nodes keep until they are acknowledged.",
+    nodes=(int, "nodes that report their spool"),
+    waiting=Number,
+    dropped=Number,
+    remarkable=(int, "nodes with many waiting batches, or with dropped ones"),
+    worst=([NodeSpool], "of the remarkable ones, at most 100"),
+)
+RefusedConnection = shape("RefusedConnection", "An address with refused connections.", why=str, address=str, count=int)
+KeyHealth = shape(
+    "KeyHealth",
+    "Keys, and connections since the start.",
+    required=(Optional[bool], "whether only known keys are accepted"),
+    connections=(Whole, "open ones"),
+    **each(Whole, ("let_in", "unknown_key", "key_withdrawn", "handshake_failed")),
+    keys=(Whole, "known keys of nodes"),
+    broken_keys=(Whole, "files of keys that cannot be used"),
+    refused=[RefusedConnection],
+    findings=[HealthFinding],
+)
+Health = shape(
+    "Health",
+    "The state of the collector, its outputs and the nodes.",
+    time=float,
+    level=(str, _LEVEL),
+    findings=[HealthFinding],
+    reported_age=(Number, "age of the collector's report; null before the first"),
+    collector=ReportingCollector,
+    nodes=SendingNodes,
+    silent=([SilentNode], "at most 100; `nodes` has the number of all"),
+    late=([LateNode], "at most 100; `nodes` has the number of all"),
+    versions=[NodeVersion],
+    outputs=[OutputHealth],
+    journal=JournalHealth,
+    received=ReceivedCounts,
+    last_hour=[RecentEvent],
+    spools=NodeSpools,
+    keys=KeyHealth,
+)

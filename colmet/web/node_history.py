@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.live.latest_tables import HostTables, TablePair
+from colmet.common.live.latest_tables import HostTables
 from colmet.common.live.summary import DEVICE_TABLES, NODE_TABLES, Heard, measure_devices, measure_nodes
-from colmet.web.interface import HistoryQuery
 
 MAX_NODES = 5000
 DIGITS = 4  # of a value in an answer
@@ -36,28 +35,14 @@ MINUTE_S = 60
 SPANS: Mapping[str, HistorySpan] = {"hour": HistorySpan(MINUTE_S, 60), "day": HistorySpan(15 * MINUTE_S, 96)}
 
 
-class _Ring:
-    """The latest intervals of one span: values by node, measure and interval; NaN is a missing value."""
+class HistoryQuery(NamedTuple):
+    """A query for the values of all nodes over time."""
 
-    def __init__(self, span: HistorySpan) -> None:
-        self.span = span
-        self.values: Values = np.full((0, len(MEASURES), span.intervals), np.nan, np.float32)
-        self.last = -1  # number of the newest interval, since 1970
-
-    def move_to(self, number: int) -> None:
-        """Begin an interval, and clear those between the newest one and it."""
-        for cleared in range(max(self.last + 1, number - self.span.intervals + 1), number + 1):
-            self.values[:, :, cleared % self.span.intervals] = np.nan
-        self.last = number
-
-    def grow(self, nodes: int) -> None:
-        """Make room for more nodes."""
-        more = np.full((nodes - len(self.values), *self.values.shape[1:]), np.nan, np.float32)
-        self.values = np.concatenate([self.values, more])
-
-    def numbers(self) -> list[int]:
-        """Return the numbers of the intervals, the newest last."""
-        return list(range(self.last - self.span.intervals + 1, self.last + 1))
+    measure: str  # a key of `colmet.web.node_history.MEASURES`
+    span: str  # hour or day
+    text: str = ""  # part of the name; "" for all
+    offset: int = 0  # position of the first node
+    limit: int = 100  # max nodes
 
 
 class HistoryMemory:
@@ -74,9 +59,9 @@ class HistoryMemory:
     def __init__(self) -> None:
         self.left_out = 0
         self._lock = threading.Lock()  # of all attributes
-        self._rings = {name: _Ring(span) for name, span in SPANS.items()}
-        self._place: dict[str, int] = {}  # by node
-        self._free: list[int] = []
+        # by node and span: the values by measure and interval, NaN for a missing one
+        self._nodes: dict[str, dict[str, Values]] = {}
+        self._last = dict.fromkeys(SPANS, -1)  # number of the newest interval since 1970, by span
         self._former: Mapping[str, HostTables] = {}
         self._since: float | None = None
 
@@ -95,71 +80,54 @@ class HistoryMemory:
         with self._lock:
             self._former = dict(hosts)
             self._since = now if self._since is None else self._since
-            minutes = self._rings["hour"]
-            number = max(minutes.last, int(now // MINUTE_S))  # also if the clock was set back
-            if number != minutes.last:
-                minutes.move_to(number)
+            minute = max(self._last["hour"], int(now // MINUTE_S))  # also if the clock was set back
+            each = SPANS["day"].step_s // MINUTE_S
+            self._begin("hour", minute)
+            self._begin("day", minute // each)
             for node, values in found.items():
-                at = self._at(node)
-                if at is None:
-                    self.left_out += 1
-                else:
-                    minutes.values[at, :, number % minutes.span.intervals] = values
-            self._fold(minutes, number)
+                if node not in self._nodes:
+                    if len(self._nodes) >= MAX_NODES:
+                        self.left_out += 1
+                        continue
+                    shapes = {name: (len(MEASURES), span.intervals) for name, span in SPANS.items()}
+                    self._nodes[node] = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
+                self._nodes[node]["hour"][:, minute % SPANS["hour"].intervals] = values
+            minutes = [one % SPANS["hour"].intervals for one in range(minute - minute % each, minute + 1)]
+            parts = np.array([kept["hour"][:, minutes] for kept in self._nodes.values()])
+            parts = parts.reshape(-1, len(MEASURES), len(minutes))  # also without nodes
+            counts = (~np.isnan(parts)).sum(axis=-1)
+            means = np.where(counts > 0, np.nansum(parts, axis=-1) / np.maximum(counts, 1), np.nan)
+            for kept, mean in zip(self._nodes.values(), means):  # so far
+                kept["day"][:, self._last["day"] % SPANS["day"].intervals] = mean
 
-    def _fold(self, minutes: _Ring, number: int) -> None:
-        """Set the present interval of the day to the mean of its minutes."""
-        day = self._rings["day"]
-        each = day.span.step_s // MINUTE_S
-        if number // each != day.last:
-            day.move_to(number // each)
-            self._forget()
-        some = [one % minutes.span.intervals for one in range(number - number % each, number + 1)]
-        part = minutes.values[:, :, some]
-        known = ~np.isnan(part)
-        counts = known.sum(axis=2)
-        sums = np.where(known, part, 0).sum(axis=2)
-        day.values[:, :, day.last % day.span.intervals] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-    def _at(self, node: str) -> int | None:
-        """Return the place of a node, a new one if there is room."""
-        at = self._place.get(node)
-        if at is None and (self._free or len(self._place) < MAX_NODES):
-            if not self._free:
-                begin = len(self._place)
-                size = min(MAX_NODES, max(16, 2 * begin))
-                for ring in self._rings.values():
-                    ring.grow(size)
-                self._free = list(range(begin, size))[::-1]
-            at = self._place[node] = self._free.pop()
-        return at
-
-    def _forget(self) -> None:
-        """Drop the nodes without a value in all of the kept time: they have gone."""
-        known = [np.asarray((~np.isnan(ring.values)).any(axis=(1, 2))) for ring in self._rings.values()]
-        for node, at in list(self._place.items()):
-            if not any(some[at] for some in known):
-                del self._place[node]
-                self._free.append(at)
+    def _begin(self, span: str, number: int) -> None:
+        """Begin an interval: clear those since the newest one; drop nodes without a value in all that is kept."""
+        count, last = SPANS[span].intervals, self._last[span]
+        cleared = [one % count for one in range(max(last + 1, number - count + 1), number + 1)]
+        for node, kept in [*self._nodes.items()] if cleared else []:
+            kept[span][:, cleared] = np.nan
+            if span == "day" and all(np.isnan(values).all() for values in kept.values()):
+                del self._nodes[node]
+        self._last[span] = number
 
     def answer(self, query: HistoryQuery) -> dict[str, Any]:
         """Return the values of a measure, a row for each node, by name."""
+        span = SPANS[query.span]
         with self._lock:
-            ring = self._rings[query.span]
-            names = sorted(node for node in self._place if query.text in node)
+            names = sorted(node for node in self._nodes if query.text in node)
             page = names[query.offset : query.offset + query.limit]
-            numbers = ring.numbers() if self._since is not None else []
-            at = [number % ring.span.intervals for number in numbers]
-            places = [self._place[node] for node in page]
-            values = ring.values[places, list(MEASURES).index(query.measure)][:, at]
-            since = self._since
+            last, since = self._last[query.span], self._since
+            numbers = range(last - span.intervals + 1, last + 1) if since is not None else ()
+            at = [number % span.intervals for number in numbers]
+            measure = list(MEASURES).index(query.measure)
+            values = np.array([self._nodes[node][query.span][measure, at] for node in page]).reshape(-1, len(at) or 1)
         return {
             "measure": query.measure,
             "unit": MEASURES[query.measure],
             "span": query.span,
-            "step": ring.span.step_s,
+            "step": span.step_s,
             "since": since,
-            "starts": [number * ring.span.step_s for number in numbers],
+            "starts": [number * span.step_s for number in numbers],
             "total": len(names),
             "offset": query.offset,
             "items": [{"node": node, "values": one} for node, one in zip(page, _shortened(values))],
@@ -168,16 +136,12 @@ class HistoryMemory:
 
 def _over(former: HostTables | None, kept: HostTables) -> HostTables:
     """Return the tables of nodes of a host, with those of the last record as the former ones."""
-    tables: dict[str, TablePair] = {}
-    for name in (*NODE_TABLES, *DEVICE_TABLES):
-        pair = kept.tables.get(name)
-        before = None if former is None else former.tables.get(name)
-        if pair is not None and before is not None:
-            earlier = before.latest
+    tables = {name: kept.tables[name] for name in (*NODE_TABLES, *DEVICE_TABLES) if name in kept.tables}
+    for name, pair in tables.items():
+        if former is not None and name in former.tables:
+            earlier = former.tables[name].latest
             if earlier.schema == pair.latest.schema and earlier.time_ns < pair.latest.time_ns:
-                pair = pair._replace(former=earlier)
-        if pair is not None:
-            tables[name] = pair
+                tables[name] = pair._replace(former=earlier)
     return kept._replace(tables=tables)
 
 

@@ -46,88 +46,82 @@ def build_parser(_backends: Sequence[object] = ()) -> cli.Parser:
         "and the collector's feed of what arrives.",
     )
     startup.add_common_options(parser)
-    _add_access(parser.add_argument_group("address and access"))
-    _add_sources(parser.add_argument_group("data"))
-    parser.require("--user-header", "--sign-out-url")
-    return parser
-
-
-def _add_access(parser: cli.Options) -> None:
-    parser.add_argument(
+    access = parser.add_argument_group("address and access")
+    access.add_argument(
         "--listen",
         metavar="[HOST:]PORT|unix:PATH",
         type=http_address,
         default=ListenAddress("127.0.0.1", 8080),
         help="serve at http://HOST:PORT/; a port alone: for this machine only; unix:PATH: for a proxy (default: 8080)",
     )
-    parser.add_argument(
+    access.add_argument(
         "--users",
         metavar="FILE",
         help="admit the users in this file (see `colmet access`); this, --open or --user-header is required",
     )
-    parser.add_argument("--open", action="store_true", help="show everything to everyone, without a login")
-    parser.add_argument(
+    access.add_argument("--open", action="store_true", help="show everything to everyone, without a login")
+    access.add_argument(
         "--user-header",
         metavar="NAME",
         type=header_name,
         help="admit the user named by the proxy in this header, such as X-Remote-User; for --listen unix:PATH",
     )
-    parser.add_argument(
+    access.add_argument(
         "--sign-out-url",
         metavar="URL",
         type=sign_out_url,
         help="let users sign out at this address of the proxy, such as /oauth2/sign_out; for --user-header (default: "
         "the page offers no sign-out there)",
     )
-    parser.add_argument(
+    access.add_argument(
         "--admin-group",
         metavar="NAME",
         default=ADMIN_GROUP,
         help="show all jobs to members of this group, in --users or on this machine; others see their own (default: "
         "%(default)s)",
     )
-    parser.add_argument(
+    access.add_argument(
         "--leaders",
         metavar="FILE",
         help="show the archived jobs of a project to its leaders, too: lines of PROJECT: USER, USER; coordinators of "
         "Slurm's accounts are leaders without it",
     )
-
-
-def _add_sources(parser: cli.Options) -> None:
-    parser.add_argument(
+    data = parser.add_argument_group("data")
+    data.add_argument(
         "--collector-config",
         metavar="FILE",
         help=f"read the store and the archive that this configuration of a collector names; '': none (default: "
         f"{sources.CONFIG}, if it exists)",
     )
-    parser.add_argument(
+    data.add_argument(
         "--feed", metavar="PATH", help="socket of the collector's feed; '': none (default: the collector's default)"
     )
-    parser.add_argument(
+    data.add_argument(
         "--memory",
         metavar="SIZE",
         type=cli.size_bytes,
         default=256 << 20,
         help="keep recent rows for charts in at most this much memory (default: 256M)",
     )
-    parser.add_argument(
+    data.add_argument(
         "--gridengine",
         action="store_true",
         help="serve memory by host and job from Grid Engine's qhost and qstat; at /qhost and /qstat, for `colmet mem` "
         "and qmemview (default: from the nodes)",
     )
-    parser.add_argument(
+    data.add_argument(
         "--gridengine-xml",
         metavar="DIR",
         help=cli.Rare("read DIR/qhost_qmem.xml and DIR/qstat_qmem.xml instead of running the commands"),
     )
-    parser.add_argument(
+    data.add_argument(
         "--gridengine-encoding",
         metavar="NAME",
         default="utf-8",
         help=cli.Rare("encoding of their output or of these files, such as iso-8859-15 (default: %(default)s)"),
     )
+    parser.require("--user-header", "--sign-out-url")
+    return parser
 
 
 def http_address(text: str) -> Address:
@@ -179,7 +173,13 @@ def check(options: argparse.Namespace) -> None:
             _check_readable(option, path)
     if options.gridengine_xml is not None and not os.path.isdir(options.gridengine_xml):
         raise ConfigError(f"--gridengine-xml {options.gridengine_xml}: not a directory")
-    _check_encoding(options.gridengine_encoding)
+    try:
+        b"a".decode(options.gridengine_encoding)  # some encodings are not of text
+    except (LookupError, ValueError, TypeError) as err:
+        raise ConfigError(
+            f"--gridengine-encoding {options.gridengine_encoding!r}: not the name of an encoding, such as utf-8 or "
+            "iso-8859-15"
+        ) from err
     if not is_unix:
         resolve(options.listen, "--listen")
 
@@ -192,15 +192,6 @@ def _check_readable(option: str, path: str) -> None:
         raise ConfigError(what + ("; 'colmet access' makes it" if option == "--users" else "")) from err
     if not os.path.isfile(path):
         raise ConfigError(f"{option} {path!r}: not a regular file")
-
-
-def _check_encoding(name: str) -> None:
-    try:
-        b"a".decode(name)  # some encodings are not of text
-    except (LookupError, ValueError, TypeError) as err:
-        raise ConfigError(
-            f"--gridengine-encoding {name!r}: not the name of an encoding, such as utf-8 or iso-8859-15"
-        ) from err
 
 
 def store_of(options: argparse.Namespace) -> argparse.Namespace:

@@ -15,6 +15,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,6 @@ from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.schema import Batch, Rows, Schema
 from colmet.common.tables import RUN
-from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ TIDY_S = 60.0
 # Approximate overhead in memory, without rows.
 STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
 NS = 10**9
+FACILITY = "facility_"  # prefix of tables of colmet-facility: without a node, some with user names
 AGENT_TABLE = "agent_default"  # of the state of the nodes' spools
 _USER_TABLE, _USER = "cgroup_default", "user"
 
@@ -106,12 +107,6 @@ class _HostTable:
         self.open_bytes = 0
         self.updated = 0.0
 
-    def begins_ns(self) -> int | None:
-        """Return the earliest time of the oldest block, or of the uncompressed samples."""
-        if self.sealed:
-            return self.sealed[0].first_ns
-        return min([at for at, _ in self.open], default=None)
-
 
 class JobStay:
     """A job on one host, from the rows of this host alone."""
@@ -162,10 +157,9 @@ class CacheView(NamedTuple):
     heard: dict[str, Heard]  # time of the last message of each node, including nodes without kept tables
 
 
+@dataclass(eq=False)
 class RecentCache:
     """A cache of recent rows. One thread adds batches, any thread reads.
-
-    Earlier tables need approximately `max_bytes` of memory at most.
 
     Attributes:
         began: time of the start, seconds since 1970.
@@ -173,18 +167,13 @@ class RecentCache:
         missed: number of messages dropped by the collector, from its notes.
     """
 
-    def __init__(
-        self,
-        max_bytes: int,
-        max_age_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    max_bytes: int  # approximate memory of earlier tables
+    max_age_s: float
+    monotonic: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self.batches = self.missed = 0
-        self._max_bytes = max_bytes
-        self._max_age_s = max_age_s
-        self._monotonic = monotonic
-        self._now = now
         self._lock = threading.Lock()  # of the attributes of `clear`; a reader holds it while copying references
         self._evicted = self._over_share = self._left_out = self._forgotten = 0
         self._clear()
@@ -195,8 +184,8 @@ class RecentCache:
             self._clear()
 
     def _clear(self) -> None:
-        monotonic = self._monotonic
-        self.began = self._now()
+        monotonic = self.monotonic
+        self.began = self.now()
         self._began = monotonic()
         self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=monotonic)
         self._tidy_at = 0.0
@@ -209,7 +198,7 @@ class RecentCache:
         self._by_host: dict[str, set[str]] = {}
         self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # all blocks, by sender
         self._sets: dict[frozenset[str], frozenset[str]] = {}
-        self._bytes_of = Shares(self._max_bytes)
+        self._bytes_of = Shares(self.max_bytes)
 
     def counters(self) -> dict[str, int]:
         """Return counters of kept and of dropped data."""
@@ -240,14 +229,14 @@ class RecentCache:
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:
         """Add batches of a sender; "" for an unknown sender."""
-        now = self._monotonic()
-        wall = self._now()
+        now = self.monotonic()
+        wall = self.now()
         with self._lock:
             self._latest.take([batch for batch in batches if not _is_of_facility(batch)], sender)
             for batch in batches:
                 self.batches += 1
                 self._take(batch, now, wall, sender)
-            if self._bytes_of.total > self._max_bytes:
+            if self._bytes_of.total > self.max_bytes:
                 self._make_room()
             if now >= self._tidy_at:
                 self._tidy_at = now + TIDY_S
@@ -410,7 +399,7 @@ class RecentCache:
                     self._seal(strand, strand.updated)
         oldest = [(order[0][0], sender) for sender, order in self._order.items()]
         heapq.heapify(oldest)
-        while oldest and self._bytes_of.total > self._max_bytes * (1 - SPARE):
+        while oldest and self._bytes_of.total > self.max_bytes * (1 - SPARE):
             sender = heapq.heappop(oldest)[1]
             self._evict(sender)
             if sender in self._order:
@@ -430,9 +419,9 @@ class RecentCache:
     def _tidy(self, now: float, wall: float) -> None:
         """Drop samples, tables and hosts beyond their max age."""
         for sender in list(self._order):
-            while sender in self._order and self._order[sender][0][0] < now - self._max_age_s:
+            while sender in self._order and self._order[sender][0][0] < now - self.max_age_s:
                 self._evict(sender)
-        for key in [key for key, strand in self._strands.items() if strand.updated < now - self._max_age_s]:
+        for key in [key for key, strand in self._strands.items() if strand.updated < now - self.max_age_s]:
             strand = self._strands.pop(key)
             size = STRAND_BYTES + strand.open_bytes + TABLE_BYTES * len(strand.open)
             size += sum([sealed.size_bytes for sealed in strand.sealed])
@@ -464,11 +453,11 @@ class RecentCache:
         with self._lock:
             since = min([order[0][0] for order in self._order.values()], default=self._began)
             since = since if self._evicted else self._began
-        return self._monotonic() - since
+        return self.monotonic() - since
 
     def look(self) -> CacheView:
         """Return the latest tables of each node."""
-        now = self._monotonic()
+        now = self.monotonic()
         with self._lock:
             hosts, heard = self._latest.hosts(), {host: one for host, (one, _) in self._heard.items()}
         fresh, silent = [], set()
@@ -512,8 +501,9 @@ class RecentCache:
         """Return the start of the complete samples of a table of a host, seconds since 1970; None without samples."""
         with self._lock:
             strand = self._strands.get((host, table))
-            first = None if strand is None else strand.begins_ns()
-        return None if first is None else first / NS
+            if strand is None or not (strand.sealed or strand.open):
+                return None
+            return (strand.sealed[0].first_ns if strand.sealed else min([at for at, _ in strand.open])) / NS
 
     def read(
         self, job: int, table: str, hosts: Iterable[str], since: float = 0.0, until: float = float("inf")

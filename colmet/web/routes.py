@@ -1,104 +1,87 @@
 """Answer the routes of the JSON interface, each user only with permitted data."""
 
-import pwd
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet import __version__
-from colmet.batch.qmem import Hosts, Owners, envelope
+from colmet.batch.qmem import envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.jobs.report.archived import UNREADABLE
-from colmet.web import health_models, models, parameters
+from colmet.web import interface, models, stored_models
 from colmet.web.access import Access
 from colmet.web.catalogue import local_zone, measures_answer
 from colmet.web.gate import CLIENT, visitor_of
-from colmet.web.interface import (
-    FACILITY,
-    HistoryQuery,
-    JobsQuery,
-    NodesQuery,
-    RowPage,
-    SeriesQuery,
-    StoreWarning,
-    earliest,
-    warning_of,
-)
-from colmet.web.openapi import ERRORS, NOT_FOUND
-from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, numbers_of, split_metric
-from colmet.web.queries import Queries
+from colmet.web.interface import JOB_SORTS, NODE_SORTS, SeriesOptions, choose, numbers_of, split_metric
+from colmet.web.memory_answers import own_hosts, own_owners
+from colmet.web.node_history import HistoryQuery
+from colmet.web.ownership import earliest, names_of
+from colmet.web.queries import JobsQuery, NodesQuery, Queries
+from colmet.web.recent_cache import FACILITY
 from colmet.web.responses import answer
+from colmet.web.series_query import SeriesQuery
+from colmet.web.store import ArchiveOpener, StoreWarning, find_in, warning_of
 from colmet.web.workers import Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
 NO_JOB = "job {} does not exist, or you may not see it"
 _NO_NODE = "node {!r} does not exist, or you may not see it"
 
-# path, handler, model of the answer, whether it may be 404
-Route = tuple[str, Any, Any, bool]
 Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with visible jobs; None for all
 
 
+@dataclass(eq=False)
 class Routes:
     """The handlers of requests for JSON, one method for each path.
 
-    Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
-    `is_archived` whether it has a job, for its user (None for all) and for the leader of some projects. For the other
-    arguments see `colmet.web.app.build_app`.
+    Their docstrings are in the OpenAPI description. For the arguments see `colmet.web.server.build_app`.
     """
 
-    def __init__(
-        self,
-        queries: Queries,
-        access: Access,
-        gridengine: bool,
-        connections: Callable[[], int],
-        has_archive: Callable[[], bool],
-        is_archived: Callable[[int, Optional[str], Collection[str]], bool],
-    ) -> None:
-        self._queries = queries
-        self._access = access
-        self._gridengine = gridengine
-        self._connections = connections
-        self._has_archive = has_archive
-        self._is_archived = is_archived
+    queries: Queries
+    access: Access
+    gridengine: bool
+    connections: Callable[[], int]
+    archive: ArchiveOpener
+
+    def __post_init__(self) -> None:
         self._memory = Workers("memory", 4, 256, 128, LATE_S)
         self._store = Workers("store", 4, 64, 8, LATE_S)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
         api = "/api/v1"
-        rows: list[Route] = [
+        rows: list[interface.Route] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
             (f"{api}/cluster", self.cluster, models.Cluster, False),
             (f"{api}/measures", self.measures, models.Measures, False),
             (f"{api}/jobs", self.jobs, models.Jobs, False),
             (f"{api}/jobs/{{job}}", self.job, models.Job, True),
             (f"{api}/jobs/{{job}}/series", self.job_series, models.Series, True),
-            (f"{api}/jobs/{{job}}/completeness", self.completeness, models.Completeness, True),
+            (f"{api}/jobs/{{job}}/completeness", self.completeness, stored_models.Completeness, True),
             (f"{api}/nodes", self.nodes, models.Nodes, False),
             (f"{api}/nodes/{{node}}", self.node, models.Node, True),
             (f"{api}/nodes/{{node}}/series", self.node_series, models.Series, True),
-            (f"{api}/node-history", self.node_history, health_models.NodeHistory, True),
-            (f"{api}/health", self.health, health_models.Health, True),
+            (f"{api}/node-history", self.node_history, models.NodeHistory, True),
+            (f"{api}/health", self.health, models.Health, True),
             (f"{api}/status", self.status, models.Status, True),
             ("/qhost", self.qhost, models.Qhost, False),
             ("/qstat", self.qstat, models.Qstat, False),
         ]
-        add_routes(app, rows)
+        interface.add_routes(app, rows)
 
     # -- everything --
 
     async def whoami(self, request: Request) -> Response:
         """Return the user of the request, and the version of the interface."""
         visitor = visitor_of(request.scope)
-        about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
-        place: dict[str, Any] = {"zone": local_zone(), "sign_out": self._access.sign_out}
+        about = {"version": __version__, "time": time.time(), "gridengine": self.gridengine}
+        place: dict[str, Any] = {"zone": local_zone(), "sign_out": self.access.sign_out}
 
         def make(_only: Optional[str]) -> Response:
             more = {**about, **place, "archive": self._has_archive()}
@@ -115,10 +98,10 @@ class Routes:
             {
                 "version": __version__,
                 "time": time.time(),
-                "since": self._access.stats.since,
-                "counts": {**self._access.stats.values(), **self._queries.counters()},
-                "connections": self._connections(),
-                "users": self._access.names,
+                "since": self.access.stats.since,
+                "counts": {**self.access.stats.values(), **self.queries.counters()},
+                "connections": self.connections(),
+                "users": self.access.names,
                 "waiting": {"memory": self._memory.pending, "store": self._store.pending},
             }
         )
@@ -131,7 +114,7 @@ class Routes:
         """Return totals of nodes and jobs. Ordinary users get totals of their own jobs."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            totals = self._queries.cluster(only)
+            totals = self.queries.cluster(only)
             if only is None:
                 return totals
             nodes = totals["nodes"]
@@ -144,20 +127,20 @@ class Routes:
     async def jobs(
         self,
         request: Request,
-        job: str = parameters.JOBS,
-        state: str = parameters.STATE,
-        user: str = parameters.USER,
-        node: str = parameters.ON_NODE,
-        text: str = parameters.TEXT,
-        since: Optional[float] = parameters.SINCE,
-        until: Optional[float] = parameters.UNTIL,
-        sort: str = parameters.JOB_SORT,
-        reverse: bool = parameters.REVERSE,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
+        job: str = interface.JOBS,
+        state: str = interface.STATE,
+        user: str = interface.USER,
+        node: str = interface.ON_NODE,
+        text: str = interface.TEXT,
+        since: Optional[float] = interface.SINCE,
+        until: Optional[float] = interface.UNTIL,
+        sort: str = interface.JOB_SORT,
+        reverse: bool = interface.REVERSE,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
     ) -> Response:
         """Return rows of jobs, running or in the memory of this process."""
-        choose("state", state, STATES)
+        choose("state", state, interface.JOB_STATES)
         choose("sort", sort, JOB_SORTS)
         jobs = frozenset(numbers_of(job))
 
@@ -165,19 +148,20 @@ class Routes:
             check_users([user] if user else [], only)
             whose = only if only is not None else user or None
             query = JobsQuery(whose, jobs, state, node, text, since, until, sort, reverse, offset, limit)
-            page = self._queries.jobs(query)
-            return _page(page, limit, [row for row in page.items if only is None or row["user"] == only])
+            page = self.queries.jobs(query)
+            items = [row for row in page.items if only is None or row["user"] == only]
+            return {**page._asdict(), "limit": limit, "items": items}
 
         return await self.respond(self._memory, request, work)
 
-    async def job(self, request: Request, job: int = parameters.JOB) -> Response:
+    async def job(self, request: Request, job: int = interface.JOB) -> Response:
         """Return a job, with its nodes and its tables; without any for a job in the archive alone."""
         projects = visitor_of(request.scope).projects
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
                 own = self.own(job, only)
-                found = self._queries.job(job, own)
+                found = self.queries.job(job, own)
                 if found is None:
                     raise HTTPException(404, NO_JOB.format(job))
             except ColmetError as err:
@@ -186,7 +170,7 @@ class Routes:
                 is_own = self._is_archived(job, only, ())
                 if not is_own and not self._is_archived(job, only, projects):
                     raise
-                return _without_samples(job, only if is_own else None, self._queries.unread(job))
+                return _without_samples(job, only if is_own else None, self.queries.unread(job))
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
@@ -197,13 +181,14 @@ class Routes:
     async def job_series(
         self,
         request: Request,
-        job: int = parameters.JOB,
-        metric: str = parameters.METRIC,
-        node: str = parameters.ON_NODE,
-        options: SeriesOptions = parameters.SERIES,
+        job: int = interface.JOB,
+        metric: str = interface.METRIC,
+        node: str = interface.ON_NODE,
+        options: SeriesOptions = interface.SERIES,
     ) -> Response:
         """Return values of a job over time."""
         table, column = split_metric(metric)
+        options.check()
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             query = SeriesQuery(job, table, column, node, *options)
@@ -219,16 +204,16 @@ class Routes:
     async def completeness(
         self,
         request: Request,
-        job: int = parameters.JOB,
-        since: Optional[float] = parameters.SINCE,
-        until: Optional[float] = parameters.UNTIL,
+        job: int = interface.JOB,
+        since: Optional[float] = interface.SINCE,
+        until: Optional[float] = interface.UNTIL,
     ) -> Response:
         """Return the stored share of a job's samples, and its gaps."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
                 own = self.own(job, only)
-                found = self._queries.completeness(job, later(since, own), until, own)
+                found = self.queries.completeness(job, later(since, own), until, own)
             except ColmetError as err:
                 nothing = dict.fromkeys(("share", "expected", "present"))
                 return {"job": job, **nothing, "hosts": [], "warnings": [warning_of(err)]}
@@ -243,28 +228,29 @@ class Routes:
     async def nodes(
         self,
         request: Request,
-        text: str = parameters.NAME_TEXT,
-        sort: str = parameters.NODE_SORT,
-        reverse: bool = parameters.REVERSE,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
+        text: str = interface.NAME_TEXT,
+        sort: str = interface.NODE_SORT,
+        reverse: bool = interface.REVERSE,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
     ) -> Response:
         """Return rows of nodes. Ordinary users get the nodes of their own jobs."""
         choose("sort", sort, NODE_SORTS)
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            names = None if only is None else self._queries.nodes_of(only)
-            page = self._queries.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
-            return _page(page, limit, [row for row in page.items if names is None or row["node"] in names])
+            names = None if only is None else self.queries.nodes_of(only)
+            page = self.queries.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
+            items = [row for row in page.items if names is None or row["node"] in names]
+            return {**page._asdict(), "limit": limit, "items": items}
 
         return await self.respond(self._memory, request, work)
 
-    async def node(self, request: Request, node: str = parameters.NODE) -> Response:
+    async def node(self, request: Request, node: str = interface.NODE) -> Response:
         """Return a node, with its jobs and its tables."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             self._check_node(node, only)
-            found = self._queries.node(node)
+            found = self.queries.node(node)
             if found is None:
                 raise HTTPException(404, _NO_NODE.format(node))
             jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
@@ -275,18 +261,19 @@ class Routes:
     async def node_series(
         self,
         request: Request,
-        node: str = parameters.NODE,
-        metric: str = parameters.METRIC,
-        options: SeriesOptions = parameters.SERIES,
+        node: str = interface.NODE,
+        metric: str = interface.METRIC,
+        options: SeriesOptions = interface.SERIES,
     ) -> Response:
         """Return values of a node over time. Ordinary users get them from the start of their first job there."""
         table, column = split_metric(metric)
+        options.check()
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             limited = options
             if only is not None:
                 self._check_node(node, only)
-                began = self._queries.there_since(node, only)
+                began = self.queries.there_since(node, only)
                 limited = options._replace(since=max(began, began if options.since is None else options.since))
             query = SeriesQuery(0, table, column, node, *limited)
             return self._series(query, only, f"node {node!r} has no {metric}, or you may not see it")
@@ -296,34 +283,41 @@ class Routes:
     async def node_history(
         self,
         request: Request,
-        measure: str = parameters.MEASURE,
-        span: str = parameters.SPAN,
-        text: str = parameters.NAME_TEXT,
-        offset: int = parameters.OFFSET,
-        limit: int = parameters.LIMIT,
+        measure: str = interface.MEASURE,
+        span: str = interface.SPAN,
+        text: str = interface.NAME_TEXT,
+        offset: int = interface.OFFSET,
+        limit: int = interface.LIMIT,
     ) -> Response:
         """Return the values of a measure by node and interval, for administrators."""
         _for_administrators(request, "values of all nodes")
-        choose("measure", measure, parameters.MEASURES)
-        choose("span", span, parameters.SPANS)
+        choose("measure", measure, interface.HISTORY_MEASURES)
+        choose("span", span, interface.HISTORY_SPANS)
         query = HistoryQuery(measure, span, text, offset, limit)
-        return await self.respond(self._memory, request, lambda only: self._queries.history(query))
+        return await self.respond(self._memory, request, lambda only: self.queries.history(query))
 
     async def health(self, request: Request) -> Response:
         """Return the state of the collector, its outputs and the nodes, and the verdict, for administrators."""
         _for_administrators(request, "the health of the collector")
-        return await self.respond(self._memory, request, lambda only: self._queries.health())
+        return await self.respond(self._memory, request, lambda only: self.queries.health())
 
     # -- QmemTools --
 
     async def qhost(self, request: Request) -> Response:
         """Return hosts with their jobs, in the form of QmemTools' server."""
-        work: Work = lambda only: _enveloped("qhost", lambda: own_hosts(self._queries.qhost(), only))  # noqa: E731
-        return await self.respond(self._memory, request, work)
+        return await self._qmem(request, "qhost", lambda only: own_hosts(self.queries.qhost(), only))
 
     async def qstat(self, request: Request) -> Response:
         """Return owners with requests and use of their jobs, in the form of QmemTools' server."""
-        work: Work = lambda only: _enveloped("qstat", lambda: own_owners(self._queries.qstat(), only))  # noqa: E731
+        return await self._qmem(request, "qstat", lambda only: own_owners(self.queries.qstat(), only))
+
+    async def _qmem(self, request: Request, name: str, data: Work) -> Response:
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            try:
+                return envelope(name, data(only))
+            except ColmetError as err:
+                return {"success": False, "message": str(err), "data": {}}
+
         return await self.respond(self._memory, request, work)
 
     # -- shared --
@@ -354,9 +348,9 @@ class Routes:
             return None
         own: Mapping[str, Optional[float]] = {}
         try:
-            own = self._queries.own(job, only)
+            own = self.queries.own(job, only)
             if not own:
-                self._queries.seek(job)  # else the answer would reveal that the job is another user's
+                self.queries.seek(job)  # else the answer would reveal that the job is another user's
         except ColmetError:
             if self._is_archived(job, only, ()):
                 raise
@@ -365,8 +359,29 @@ class Routes:
             raise HTTPException(404, NO_JOB.format(job))
         return own
 
+    def _has_archive(self) -> bool:
+        """Return whether there is an archive, though it may be unreadable."""
+        try:
+            archive = self.archive()
+        except ColmetError:
+            return True
+        if archive is not None:
+            archive.close()
+        return archive is not None
+
+    def _is_archived(self, job: int, only: Optional[str], projects: Collection[str]) -> bool:
+        """Return whether the archive has a job, for its user (None for all) or for the leader of some projects.
+
+        False if it cannot be read.
+        """
+        try:
+            users = None if only is None else names_of(only)
+            return find_in(self.archive, job, None, users, sorted(projects)) is not None
+        except ColmetError:
+            return False
+
     def _check_node(self, node: str, only: Optional[str]) -> None:
-        if only is not None and node not in self._queries.nodes_of(only):
+        if only is not None and node not in self.queries.nodes_of(only):
             raise HTTPException(404, _NO_NODE.format(node))
 
     def _series(self, query: SeriesQuery, only: Optional[str], lacking: str) -> Mapping[str, Any]:
@@ -375,7 +390,7 @@ class Routes:
         if not own_tables({query.table: ()}, only):
             raise HTTPException(404, lacking)
         try:
-            found = self._queries.series(query)
+            found = self.queries.series(query)
         except ColmetError as err:
             return _no_series(query, [warning_of(err)])
         if found is None:
@@ -397,46 +412,6 @@ def check_users(asked: Sequence[str], only: Optional[str]) -> None:
         )
 
 
-def names_of(user: str) -> Sequence[str]:
-    """Return the names of a user in the archive: nodes that do not know the name report the number."""
-    try:
-        number = pwd.getpwnam(user).pw_uid
-        return (user, str(number)) if pwd.getpwuid(number).pw_name == user else (user,)
-    except (KeyError, ValueError):
-        return (user,)
-
-
-def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None, method: str = "GET") -> None:
-    """Add routes to an application; `more` are answers besides those of all routes."""
-    for path, endpoint, model, may_lack in rows:
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=[method],
-            response_model=model,
-            responses={**ERRORS, **(NOT_FOUND if may_lack else {}), **(more or {})},
-            dependencies=[Depends(parameters.only_known_names)],
-            operation_id=endpoint.__name__,
-        )
-
-
-def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
-    """Return the hosts with jobs of this user, and these jobs only; all if `only` is None."""
-    if only is None:
-        return hosts
-    found: Hosts = {}
-    for name, host in hosts.items():
-        jobs = {number: job for number, job in host["jobs"].items() if job["owner"] == only}
-        if jobs:
-            found[name] = {**host, "jobs": jobs}
-    return found
-
-
-def own_owners(owners: Owners, only: Optional[str]) -> Owners:
-    """Return the entry of this user; all owners if `only` is None."""
-    return {name: owner for name, owner in owners.items() if only is None or name == only}
-
-
 def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, Any]:
     """Return the tables visible to ordinary users; all if `only` is None."""
     return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
@@ -455,10 +430,6 @@ def later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) 
     return max(begins, default=None)
 
 
-def _page(page: RowPage, limit: int, items: list[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
-
-
 def _without_samples(job: int, user: Optional[str], warnings: list[str]) -> dict[str, Any]:
     nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
     row = {**nothing, "job": job, "user": user, "running": False}
@@ -470,10 +441,3 @@ def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
     unknown = dict.fromkeys(("unit", "kind", "step"))
     asked = {"job": query.job, "metric": metric, "rate": query.rate, "since": query.since, "until": query.until}
     return {**asked, **unknown, "source": "none", "warnings": warnings, "series": [], "together": None}
-
-
-def _enveloped(name: str, data: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    try:
-        return envelope(name, data())
-    except ColmetError as err:
-        return {"success": False, "message": str(err), "data": {}}

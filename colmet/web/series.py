@@ -1,6 +1,7 @@
 """Compute the series of charts from samples: rates of counters, intervals with one value each, a series for each label.
 
-No function reads or waits. Times are seconds since 1970; NaN is a missing value.
+Several series are folded to one: their sum, mean, min and max at each time. No function reads or waits. Times are
+seconds since 1970; NaN is a missing value.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 DAY_S = 86400.0
+FOLDS = ("mean", "min", "max", "last")
 
 
 class RawSeries(NamedTuple):
@@ -252,3 +254,85 @@ def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: F
 def json_values(values: Floats) -> list[float | None]:
     """Return numbers for JSON: None (null) for a missing value."""
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
+
+
+CARRIED = 2  # intervals for which the last value of a host counts
+
+
+class Grid(NamedTuple):
+    """Intervals of equal width, shared by all series."""
+
+    origin: float  # start of an interval
+    width: float  # seconds
+    shown: float  # seconds from the start of an interval to its time in answers
+
+
+def period_of(part: SeriesPart) -> float:
+    """Return the usual time between two values; 0 for a single value."""
+    if len(part.times) < 2:
+        return 0.0
+    span = float(part.times[-1] - part.times[0])
+    return span / max(1, round(span / float(np.median(np.diff(part.times)))))  # exact although samples may be late
+
+
+def grid_of(extent: Extent, period: float, points: int) -> Grid:
+    """Return at most `points` intervals over all series: as wide as their period, if there is room for that.
+
+    Then values are in the middle of their interval, so a slightly early or late one is in its own.
+    """
+    width = period if period > 0 else 1.0
+    if not extent.points or round((extent.last - extent.first) / width) < points:
+        return Grid(extent.first - width / 2 if extent.points else 0.0, width, width / 2)
+    return Grid(0.0, step_of(extent._replace(points=points + 1), points), 0.0)
+
+
+def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str) -> dict[str, Floats]:
+    """Return the sum, mean, min and max of some series at ascending `times`: the mean and so on of the known values.
+
+    A series counts from its first value to its last. In a gap, its last value counts for `CARRIED` intervals; then its
+    value is missing, and with it the sum.
+    """
+    if not extent.points:
+        return dict.fromkeys(("times", "sum", "mean", "min", "max"), np.zeros(0))
+    first = math.floor((extent.first - grid.origin) / grid.width)
+    count = math.floor((extent.last - grid.origin) / grid.width) - first + 1
+    sums, known, lacking = np.zeros(count), np.zeros(count), np.zeros(count, bool)
+    mins, maxs, fresh = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, bool)
+    for part in parts:
+        if not len(part.times):
+            continue
+        begins, cells = folded(part._replace(times=part.times - grid.origin), grid.width, fold)
+        at = np.clip(np.rint(begins / grid.width).astype(np.int64) - first, 0, count - 1)
+        values, counts = _carried(at, cells, count)
+        fresh[at[~np.isnan(cells)]] = True
+        here = ~np.isnan(values)
+        sums[here] += values[here]
+        known += here
+        lacking |= counts & ~here
+        mins, maxs = np.fmin(mins, values), np.fmax(maxs, values)
+    keep = fresh | (lacking & (known == 0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.where(known > 0, sums / known, np.nan)
+    times = np.asarray(grid.origin + grid.shown + (first + np.flatnonzero(keep)) * grid.width, np.float64)
+    sums = np.where(lacking | (known == 0), np.nan, sums)
+    columns = {"sum": sums, "mean": means, "min": mins, "max": maxs}
+    lines = {name: broken(times, column[keep]) for name, column in columns.items()}
+    return {"times": lines["sum"][0], **{name: values for name, (_, values) in lines.items()}}
+
+
+def _carried(at: Any, cells: Floats, count: int) -> tuple[Floats, Any]:
+    """Return the values of a series in all intervals, and in which of them it counts."""
+    intervals = np.arange(count)
+    source = np.full(count, -1)
+    source[at] = np.arange(len(at))
+    last = np.maximum.accumulate(np.where(source >= 0, intervals, -1))
+    is_near = (last >= 0) & (intervals - last <= CARRIED)
+    found = np.where(is_near, cells[source[np.maximum(last, 0)]], np.nan)
+    begin = 0 if at[0] <= CARRIED else at[0]  # all series of a job begin at about the same time
+    return found, (intervals >= begin) & (intervals <= at[-1] + CARRIED)
+
+
+def spread_answer(spread: Mapping[str, Floats], series: int) -> dict[str, Any]:
+    """Return a spread as JSON values, with the number of its series."""
+    values = {name: json_values(spread[name]) for name in ("sum", "mean", "min", "max")}
+    return {"series": series, "times": spread["times"].round(3).tolist(), **values}

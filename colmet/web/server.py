@@ -1,4 +1,4 @@
-"""Serve the JSON interface by uvicorn: on a TCP port, or on a Unix socket for a proxy.
+"""Build the web application, and serve it by uvicorn: on a TCP port, or on a Unix socket for a proxy.
 
 uvicorn bounds neither the connections of one client nor the arrival time of a request. A proxy does, in front of a Unix
 socket (docs/tools/http.md).
@@ -12,21 +12,107 @@ import ipaddress
 import logging
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
 
+from colmet import __version__
 from colmet.collector.feed import bind_path
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.metrics_http import ListenAddress, cannot_listen, own_names, resolve
 from colmet.common.errors import ConfigError
 from colmet.common.text import document
 from colmet.web.access import Access, Stats
-from colmet.web.app import FOLDER, build_app
+from colmet.web.archive_routes import ArchiveRoutes
+from colmet.web.gate import FOLDER, Gate, LoginRoutes, too_many
+from colmet.web.interface import described
 from colmet.web.options import Address, UnixAddress
 from colmet.web.queries import Queries
-from colmet.web.stored_routes import Stored
+from colmet.web.responses import encoded, failure, to_json
+from colmet.web.routes import Routes
+from colmet.web.stored_routes import Stored, StoredRoutes
+from colmet.web.workers import Busy
+
+PACKED_BYTES = 1024  # shorter answers are not compressed
+LEVEL = 4  # of gzip: higher ones are slow and save little
+
+
+def build_app(
+    queries: Queries,
+    access: Access,
+    *,
+    stored: Stored = Stored(),  # noqa: B008 - a tuple
+    gridengine: bool = False,
+    connections: Callable[[], int] = lambda: 0,
+    hosts: list[str] | None = None,
+    folder: Path = FOLDER,
+) -> FastAPI:
+    """Return the ASGI application.
+
+    Args:
+        queries: answers the queries.
+        access: authenticates requests.
+        stored: reads the store.
+        gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
+        connections: returns the number of open connections.
+        hosts: names and addresses allowed in Host headers; None for any. Protects an open interface for this machine
+            only from web pages with a name that resolves to this machine (DNS rebinding).
+        folder: folder of the page's files.
+    """
+    app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False
+    routes = Routes(queries, access, gridengine, connections, stored.archive)
+    routes.add_to(app)
+    archived = ArchiveRoutes(routes, stored.archive)
+    StoredRoutes(routes, stored, archived.workers).add_to(app)
+    archived.add_to(app)
+    LoginRoutes(access).add_to(app)
+    description = b""
+
+    async def index(_request: Request) -> Response:
+        return FileResponse(folder / "index.html")
+
+    async def openapi(_request: Request) -> Response:
+        nonlocal description
+        if not description:  # rarely requested, and slow to build
+            description = to_json(described(app, access.is_open))
+        return encoded(description)
+
+    for path, endpoint in {"/": index, "/openapi.json": openapi}.items():
+        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=folder))
+    for error in (RequestValidationError, HTTPException, Busy):
+        app.add_exception_handler(error, _failed)
+    # The last one is the outermost.
+    app.add_middleware(GZipMiddleware, minimum_size=PACKED_BYTES, compresslevel=LEVEL)
+    if hosts is not None:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+    app.add_middleware(Gate, access=access)
+    return app
+
+
+async def _failed(_request: Request, err: Exception) -> Response:
+    if isinstance(err, Busy):
+        return too_many(err)
+    if isinstance(err, RequestValidationError):
+        texts = [f"{error['loc'][-1]}: {error['msg']}" for error in err.errors()[:5]]
+        return failure(400, f"a value cannot be used: {'; '.join(texts)}")
+    if not isinstance(err, HTTPException):
+        raise err
+    text = str(err.detail)
+    if err.status_code == 404 and text == "Not Found":
+        text = "there is nothing at this address; /openapi.json lists all addresses"
+    return failure(err.status_code, text, err.headers)
+
 
 log = logging.getLogger(__name__)
 
@@ -63,22 +149,10 @@ class _Warnings(logging.Handler):
 class WebServer:
     """A web server; it listens from its construction, and answers during `run`.
 
-    For the arguments see `colmet.web.app.build_app`.
-
-    Raises:
-        ConfigError: the address cannot be used.
+    For the arguments see `build_app`, which gets the options; ConfigError if the address cannot be used.
     """
 
-    def __init__(
-        self,
-        listen: Address,
-        queries: Queries,
-        access: Access,
-        *,
-        stored: Stored = Stored(),  # noqa: B008 - a tuple
-        gridengine: bool = False,
-        folder: Path = FOLDER,
-    ) -> None:
+    def __init__(self, listen: Address, queries: Queries, access: Access, **options: Any) -> None:
         self._stats = access.stats
         is_unix = isinstance(listen, UnixAddress)
         self._socket = _bind_path(listen.path) if isinstance(listen, UnixAddress) else _bind(listen)
@@ -95,13 +169,7 @@ class WebServer:
         is_own = is_local and access.is_open and not is_unix
         names = [*own_names(), "127.0.0.1", "::1", "[::1]", "["] if is_own else None
         app = build_app(
-            queries,
-            access,
-            stored=stored,
-            gridengine=gridengine,
-            connections=lambda: len(self._server.server_state.connections),
-            hosts=names,
-            folder=folder,
+            queries, access, connections=lambda: len(self._server.server_state.connections), hosts=names, **options
         )
         config = uvicorn.Config(
             app,

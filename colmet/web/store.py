@@ -13,18 +13,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Optional, TypeVar
 
 import numpy as np
 
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, is_shared, path_of
-from colmet.jobs.archive.queries import JobArchive
+from colmet.jobs.archive.queries import ArchivedJob, JobArchive
+from colmet.jobs.report.archived import find
 from colmet.stored.capacity import capacities
-from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, RowQuery, Series, groups_of
-from colmet.web.interface import StoreWarning
+from colmet.stored.series import GroupedRows, HeldRows, History, HostRows, ReadingTooSlow, RowQuery, Series, groups_of
 from colmet.web.recent_cache import AGAIN_S
 
 READ_S = 30.0  # deadline of a reading: below that of a request, so that its client gets the reason
@@ -40,6 +40,18 @@ USER_VALUES = 8  # memory of a user's name, in numbers
 GRID_S = 60.0  # times in queries are rounded to minutes, so that repeated queries are equal
 
 T = TypeVar("T")
+ArchiveOpener = Callable[[], Optional[JobArchive]]  # None without an archive
+
+
+class StoreWarning(str):
+    """A store's own message. It may name files and hosts, so only administrators see it."""
+
+    __slots__ = ()
+
+
+def warning_of(err: ColmetError) -> str:
+    """Return the warning of a store that could not be read: its own message, or for everybody that it is too slow."""
+    return str(err) if isinstance(err, ReadingTooSlow) else StoreWarning(err)
 
 
 class StoreAnswer(NamedTuple):
@@ -84,20 +96,29 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
     return None
 
 
-def archive_opener(options: argparse.Namespace) -> Callable[[], JobArchive | None]:
-    """Return a function to open the job archive of a collector with these options; it returns None without one."""
+def archive_opener(options: argparse.Namespace) -> ArchiveOpener:
+    """Return a function to open the job archive of a collector with these options."""
     path = path_of(options)
-    # each request opens it
-    limit_s = READ_S
 
     def opened() -> JobArchive | None:
         if is_shared(options):
-            return ElasticArchive.from_options(options, limit_s)
+            return ElasticArchive.from_options(options, READ_S)
         if not path or (getattr(options, "archive", None) is None and not os.path.exists(path)):
             return None
-        return LocalArchive(path, limit_s)
+        return LocalArchive(path, READ_S)
 
     return opened
+
+
+def find_in(
+    open_archive: ArchiveOpener, job: int, start: int | None, users: Sequence[str] | None, projects: Sequence[str] = ()
+) -> ArchivedJob | None:
+    """Return a job of the archive, as `colmet.jobs.report.archived.find`; None without an archive."""
+    archive = open_archive()
+    if archive is None:
+        return None
+    with archive:
+        return find(archive, job, start, users, projects)
 
 
 class EmptyHistory(History):
@@ -115,6 +136,7 @@ class EmptyHistory(History):
         """Do nothing."""
 
 
+@dataclass(eq=False)
 class StoreReader:
     """Queries a store, from any thread.
 
@@ -122,13 +144,10 @@ class StoreReader:
     `colmet.common.errors.ColmetError` if the store cannot be read, `ReadingTooSlow` if it takes longer than `READ_S`.
     """
 
-    def __init__(
-        self,
-        open_history: Callable[[], History],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._open_history = open_history
-        self._monotonic = monotonic
+    open_history: Callable[[], History]
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, History]] = []
         self._kept: OrderedDict[Any, _CachedAnswer] = OrderedDict()
@@ -203,13 +222,24 @@ class StoreReader:
         return found
 
     def completeness(self, job: int, since: int | None, until: int | None) -> StoreAnswer:
-        """Return the completeness of a job, as `job_completeness.hosts_of`; None for an unknown job."""
+        """Return the stored share of a job's due samples, and its gaps, of each host with rows."""
 
         def work(history: History) -> Any:
             from colmet.stored.job_completeness import hosts_of
             from colmet.stored.job_rows import JobInterval
 
-            return hosts_of(history, JobInterval(job, since, until)) or None
+            return [
+                {
+                    "node": host,
+                    "share": one.here_ratio,
+                    "expected": one.here + one.missing,
+                    "present": one.here,
+                    "gaps": [
+                        {"since": gap.first, "until": gap.last, "why": gap.why, "samples": gap.rows} for gap in one.gaps
+                    ],
+                }
+                for host, one in hosts_of(history, JobInterval(job, since, until)).items()
+            ]
 
         return self._ask(("completeness", job, since, until), work, KEEP_S)
 
@@ -225,7 +255,7 @@ class StoreReader:
         with self._lock:
             self._asked += 1
             kept = self._kept.get(key)
-            if kept is not None and kept.until > self._monotonic():
+            if kept is not None and kept.until > self.monotonic():
                 self._kept.move_to_end(key)
                 return kept.answer
             pending = self._pending.get(key)
@@ -270,14 +300,14 @@ class StoreReader:
 
     def _take(self) -> tuple[float, History]:
         """Return the time of opening of a store, and the store."""
-        now = self._monotonic()
+        now = self.monotonic()
         with self._lock:
             old = [one for one in self._idle if now - one[0] > OPEN_S]
             self._idle = [one for one in self._idle if now - one[0] <= OPEN_S]
             idle = self._idle.pop() if self._idle else None
         for _, history in old:
             history.close()
-        return idle if idle is not None else (now, self._open_history())
+        return idle if idle is not None else (now, self.open_history())
 
     def _keep(self, key: Any, answer: StoreAnswer, keep_s: float) -> None:
         former = self._kept.pop(key, None)
@@ -285,7 +315,7 @@ class StoreReader:
         size = _size(answer.value)
         if size > MAX_KEPT_BYTES // 2:
             return
-        self._kept[key] = _CachedAnswer(self._monotonic() + keep_s, size, answer)
+        self._kept[key] = _CachedAnswer(self.monotonic() + keep_s, size, answer)
         self._kept_bytes += size
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from colmet.common.errors import ColmetError
@@ -27,27 +28,22 @@ class Busy(ColmetError):
         self.after_s = after_s
 
 
+@dataclass(eq=False)
 class Workers:
     """A pool of daemon threads; they do not delay the end of the process.
 
     The next function to run is of the client with the fewest running ones; of several such clients, of the one whose
     last turn is longest ago. The last idle thread is only for a client with none running, so that one client, however
     much it asks for, never delays another one by more than that one's own function.
-
-    Args:
-        name: prefix of the names of threads.
-        threads: max functions running at a time.
-        waiting: max functions waiting for a thread; beyond, the client with the most loses its newest.
-        of_one: max functions of one client, waiting or running.
-        late_s: timeout of a client, in seconds: it gets `Busy`; a running function continues.
     """
 
-    def __init__(self, name: str, threads: int, waiting: int, of_one: int, late_s: float) -> None:
-        self._name = name
-        self._threads = threads
-        self._most = threads + waiting
-        self._of_one = of_one
-        self._late_s = late_s
+    name: str  # prefix of the names of threads
+    threads: int  # max functions running at a time
+    waiting: int  # max functions waiting for a thread; beyond, the client with the most loses its newest
+    of_one: int  # max functions of one client, waiting or running
+    late_s: float  # timeout of a client: it gets `Busy`; a running function continues
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._queues: OrderedDict[Hashable, deque[tuple[Work, Future[Any]]]] = OrderedDict()  # in order of turns
         self._running: Counter[Hashable] = Counter()
@@ -60,11 +56,7 @@ class Workers:
             return self._pending()
 
     async def run(self, client: Hashable, function: Callable[..., T], *args: Any) -> T:
-        """Run a function of a client in a thread, and return its result or raise its exception.
-
-        Raises:
-            Busy: too many functions wait, in all or for this client, or the timeout is over.
-        """
+        """Run a function of a client in a thread; return its result. Busy if too many wait, or for too long."""
         future: Future[T] = Future()
 
         def work() -> None:
@@ -80,18 +72,20 @@ class Workers:
         entry = work, future
         self._put(client, entry)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._late_s)
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.late_s)
         except asyncio.TimeoutError as err:
             raise Busy("no answer in time; retry later, or ask for less") from err
         finally:
-            self._withdraw(client, entry)
+            with self._changed:  # nobody waits for it any more; it may run, or have run
+                if entry in self._queues.get(client, ()):
+                    self._remove(client, entry)
 
     def _put(self, client: Hashable, entry: tuple[Work, Future[Any]]) -> None:
         """Add a function to those waiting; Busy for too many."""
         with self._changed:
-            if self._pending_of(client) >= self._of_one:
+            if self._pending_of(client) >= self.of_one:
                 raise Busy("too many requests of one client at once; wait for the answers first")
-            if self._pending() >= self._most:
+            if self._pending() >= self.threads + self.waiting:
                 largest = max(self._queues, key=self._pending_of, default=client)
                 if self._pending_of(largest) <= self._pending_of(client) + 1:
                     raise Busy("too many requests at once; retry later")
@@ -99,16 +93,10 @@ class Workers:
                 self._remove(largest, entry_of_largest)
                 dropped.set_exception(Busy("too many requests at once, most of them yours; retry later"))
             self._queues.setdefault(client, deque()).append(entry)
-            if self._started < min(self._threads, self._pending()):
+            if self._started < min(self.threads, self._pending()):
                 self._started += 1
-                threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True).start()
+                threading.Thread(target=self._serve, name=f"{self.name}-{self._started}", daemon=True).start()
             self._changed.notify_all()
-
-    def _withdraw(self, client: Hashable, entry: tuple[Work, Future[Any]]) -> None:
-        """Remove a function that nobody waits for, unless it runs or has run."""
-        with self._changed:
-            if entry in self._queues.get(client, ()):
-                self._remove(client, entry)
 
     def _remove(self, client: Hashable, entry: tuple[Work, Future[Any]]) -> None:
         """Remove a function from the queue of its client."""
@@ -124,8 +112,8 @@ class Workers:
 
     def _has_idle_thread(self, client: Hashable) -> bool:
         """Return whether a function of this client may run now."""
-        idle = self._threads - sum(self._running.values())
-        return idle > 1 or (idle == 1 and (not self._running[client] or self._threads == 1))
+        idle = self.threads - sum(self._running.values())
+        return idle > 1 or (idle == 1 and (not self._running[client] or self.threads == 1))
 
     def _next(self) -> Work | None:
         """Take the next function, and note that it runs; None if none may run now."""

@@ -17,7 +17,7 @@ from tests.support import web_facts
 from tests.support.daemons import start, start_collector, uri
 from tests.support.health_daemons import daemons
 from tests.support.place import cannot_run
-from tests.support.web_stored import stored_of
+from tests.support.web_store import stored_of
 
 __all__ = ["daemons", "start", "start_collector", "uri"]
 

@@ -22,9 +22,9 @@ from colmet.web.credentials import Credential
 from tests.support.daemons import Daemon
 from tests.support.place import cannot_run
 from tests.support.waiting import free_port
-from tests.support.web_access import cheap
 from tests.support.web_nodes import Cluster
 from tests.support.web_schema import PATIENCE, report_of, schemathesis, texts_of
+from tests.support.web_users import cheap
 
 COMMON = Path(__file__).with_name("common.sh")
 NODES, JOBS = 100, 100

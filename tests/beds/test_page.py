@@ -22,7 +22,7 @@ from dev.live import JobRoot
 from tests.beds.pages import CHARTS, JOB, NAME, focused, served, shown, with_archive
 from tests.support import web_facts
 from tests.support.waiting import free_port, wait_for
-from tests.support.web_stored import stored_of
+from tests.support.web_store import stored_of
 
 OFTEN = "?every=1"  # the page asks each second
 PASSWORD = "a word that passes"

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from colmet.web.app import FOLDER as STATIC
+from colmet.web.server import FOLDER as STATIC
 from tests.beds.pages import CHARTS, VIEWS, shown
 
 pytestmark = pytest.mark.slow

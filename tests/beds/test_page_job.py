@@ -18,7 +18,7 @@ import pytest
 from tests.beds.pages import CHARTS, findings, served, shown
 from tests.support import web_facts
 from tests.support.web_jobs import ENDED_FIRST, jobs_in
-from tests.support.web_stored import archive_in, stored_of
+from tests.support.web_store import archive_in, stored_of
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from colmet.common.errors import ColmetError
-from colmet.web.app import FOLDER
+from colmet.web.server import FOLDER
 from tests.beds.pages import CHARTS, PASSWORD, served
 from tests.support.web_past import GONE, OLDER, OTHER, PAST, Past
 

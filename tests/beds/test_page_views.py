@@ -14,7 +14,7 @@ from tests.beds.pages import CHARTS, JOB, NODE, findings, served
 from tests.support import web_facts
 from tests.support.web_jobs import jobs_in
 from tests.support.web_past import GONE, PAST, Past
-from tests.support.web_stored import stored_of
+from tests.support.web_store import stored_of
 
 PASSWORD = "a-word-that-passes"
 PICTURES = os.environ.get("COLMET_PICTURES", "")  # a folder for pictures of every view, to be looked at

@@ -23,8 +23,7 @@ from tests.support.made_up_history import START, MadeUp, job_rows, node_rows
 from tests.support.waiting import Clock
 from tests.support.web_client import basic
 from tests.support.web_server import running
-from tests.support.web_store import Bed
-from tests.support.web_stored import stored_in
+from tests.support.web_store import Bed, stored_in
 from tests.support.web_users import users  # noqa: F401 - a fixture
 
 MINE, THEIRS, SHARED = 6000, 6001, 6002  # alice's; bob's; hers on node-1 and bob's on node-2

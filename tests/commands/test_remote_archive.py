@@ -14,14 +14,14 @@ from colmet.commands.remote_archive import RemoteArchive
 from colmet.common.errors import ColmetError
 from colmet.jobs.archive.queries import GROUPS, JobFilter, QueryError
 from colmet.web.access import Access
-from colmet.web.archive_models import VALUES
-from colmet.web.report_process import report_of
+from colmet.web.reports import report_of
 from colmet.web.store import EmptyHistory
+from colmet.web.stored_models import VALUES
 from colmet.web.stored_routes import Stored
 from tests.support.web_client import basic
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_server import running
-from tests.support.web_stored import NOW, archive_in
+from tests.support.web_store import NOW, archive_in
 from tests.support.web_users import users  # noqa: F401 - a fixture
 
 OWNERS = [(n + 1, ("alice", "bob")[n % 5 == 0]) for n in range(60)]
@@ -132,7 +132,7 @@ def test_a_leader_sees_all_jobs_of_the_project(run, archive, monkeypatch):
     for row in archive.jobs(JobFilter(), ["project", "user"], limit=1000).rows:
         users_of[row["project"]].add(row["user"])
     led = next(project for project, names in users_of.items() if project and len(names) == 2)
-    monkeypatch.setattr("colmet.web.leaders.Leaders.projects", lambda _, user: frozenset({led}))
+    monkeypatch.setattr("colmet.web.credentials.Leaders.projects", lambda _, user: frozenset({led}))
     for words in (("--project", led), ("--project", led, "--all-users")):
         status, out, err = run("alice", "jobs", "--json", "--limit", "1000", *words)
         assert (status, err) == (0, "")

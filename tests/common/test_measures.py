@@ -53,8 +53,7 @@ READERS = {
         },
         "columns that only a dashboard shows; the catalogue refuses others when dashboards are made",
     ),
-    "colmet/web/openapi.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
-    "colmet/web/parameters.py": ({"cpu_usage"}, "an example in the description of the interface"),
+    "colmet/web/interface.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
     "dev/demo.py": ({"cpu_total", "cpu_time"}, "compares one table with the kernel itself"),
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }

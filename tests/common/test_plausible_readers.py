@@ -17,9 +17,9 @@ from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.jobs.report.rows import gather
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import NODE
-from colmet.web.interface import SeriesQuery
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
+from colmet.web.series_query import SeriesQuery
 from colmet.web.store import StoreReader
 from tests.support.made_up_history import START, MadeUp
 

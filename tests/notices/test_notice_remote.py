@@ -16,7 +16,7 @@ from colmet.notices.round import Round
 from colmet.notices.rules import RULES
 from colmet.notices.state import State
 from colmet.web.access import Access
-from colmet.web.report_process import report_of
+from colmet.web.reports import report_of
 from colmet.web.store import EmptyHistory
 from colmet.web.stored_routes import Stored
 from tests.support.archive_database import PREFIX, ArchiveDatabase, client_of, copied

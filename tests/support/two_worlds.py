@@ -11,10 +11,9 @@ from typing import NamedTuple
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore, Changes
-from colmet.web.report_process import report_of
+from colmet.web.reports import report_of
 from colmet.web.store import StoreReader
 from colmet.web.stored_routes import Stored
-from colmet.web.stored_rows import RowsReader
 from tests.support.archive_data import ADVICE, YEAR_START, write
 from tests.support.archive_database import PREFIX, ArchiveDatabase, client_of, copied
 from tests.support.made_up_history import START, MadeUp, job_rows, node_rows
@@ -75,7 +74,7 @@ def world(folder, with_others, shared=False, stack=None):
     def report(query):
         return report_of(lambda: history, query, START + 10_000, opener)
 
-    return World(bed, Stored(report, RowsReader(StoreReader(lambda: history, monotonic=bed.clock)), opener))
+    return World(bed, Stored(report, StoreReader(lambda: history, monotonic=bed.clock), opener))
 
 
 def archived(with_others):

@@ -1,30 +1,16 @@
-"""What a made-up cluster reports: for the tests of the JSON interface, and for those who work at its page.
-
-`python -m tests.support.web_facts --listen 8123` serves 500 nodes and 2,000 jobs to everybody;
-`--users FILE` to those in it.
-"""
+"""What a made-up cluster reports: for the tests of the JSON interface; `tests.support.web_jobs` serves it."""
 
 from __future__ import annotations
 
-import argparse
-import logging
 import math
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from colmet.common.daemon.metrics_http import listen_address
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
-from colmet.web.access import Access
-from colmet.web.interface import RowPage
-from colmet.web.series import Extent, SeriesPart, step_of
-from colmet.web.server import WebServer
-from colmet.web.spread import grid_of, spread_answer, spread_of
+from colmet.web.queries import RowPage
+from colmet.web.series import Extent, SeriesPart, grid_of, spread_answer, spread_of, step_of
 from tests.support.web_health import health_of, history_of
 
 GIB = 1 << 30
@@ -458,24 +444,3 @@ class MadeUpFacts:
                 "hostname": {node: {key if n == 0 else "slave": str(1.5 * GIB)} for n, node in enumerate(on)},
             }
         return owners
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--listen", type=listen_address, default="8123")
-    parser.add_argument("--users", help="file of those who may ask; without it everybody may")
-    parser.add_argument("--nodes", type=int, default=500)
-    parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--store-fails", action="store_true")
-    parser.add_argument("--static", type=Path, help="folder of the page, read again for every request")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
-    facts = MadeUpFacts(options.nodes, options.jobs, fails=options.store_fails)
-    folder = {"folder": options.static} if options.static else {}
-    server = WebServer(options.listen, facts, Access(options.users), **folder)
-    print(f"http://{server.address[0]}:{server.port}/")
-    server.run()
-
-
-if __name__ == "__main__":
-    main()

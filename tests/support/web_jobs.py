@@ -23,7 +23,7 @@ from colmet.web.access import Access
 from colmet.web.server import WebServer
 from tests.support import web_facts
 from tests.support.archive_data import summaries, write
-from tests.support.web_stored import stored_of
+from tests.support.web_store import stored_of
 
 NAMES = ("train-unet", "wing-cfd", "blast", "namd-apoa1", "post", "bash", "<i>run</i>", "étude 3")
 ENDED_FIRST = 50_001  # number of the first ended job

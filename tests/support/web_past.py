@@ -7,10 +7,9 @@ import time
 from colmet.jobs.archive.local import LocalArchive
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
-from colmet.web.report_process import report_of
+from colmet.web.reports import report_of
 from colmet.web.store import StoreReader
 from colmet.web.stored_routes import Stored
-from colmet.web.stored_rows import RowsReader
 from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, MadeUp, job_rows, node_rows
 
@@ -67,5 +66,5 @@ class Past:
         self.archive = lambda: LocalArchive(str(path))
         self.queries = Queries(RecentCache(1 << 20, 60.0), store)
         self.stored = Stored(
-            lambda query: report_of(lambda: history, query, self.now, self.archive), RowsReader(store), self.archive
+            lambda query: report_of(lambda: history, query, self.now, self.archive), store, self.archive
         )

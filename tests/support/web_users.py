@@ -1,18 +1,18 @@
-"""Shared by tests: ALICE, BOB, METRIC, ROOT, got, make, page, refused, users."""
+"""Shared by tests: ALICE, BOB, METRIC, ROOT, cheap, got, make, page, refused, users."""
 
 from __future__ import annotations
 
 import pytest
 
 from colmet.web.access import Access
-from colmet.web.app import build_app
-from colmet.web.credentials import Credential
-from tests.support.web_access import cheap
+from colmet.web.credentials import Credential, Password, _scrypt
+from colmet.web.server import build_app
 from tests.support.web_client import ask, basic
 
 ALICE, BOB, ROOT = basic("alice", "a"), basic("bob", "b"), basic("root", "r")
 
 
+SALT = bytes(16)
 METRIC = "metric=cgroup_default.cpu_usage"
 
 
@@ -37,6 +37,11 @@ def users(tmp_path_factory):
     path.write_text("".join(f"{line.text()}\n" for line in lines))
     path.chmod(0o600)
     return str(path)
+
+
+def cheap(given):
+    """A password that costs nothing to check."""
+    return Password(2, 1, 1, SALT, _scrypt(given, 2, 1, 1, SALT))
 
 
 def make(facts, users=None, **options):

@@ -37,25 +37,11 @@ def test_a_job_on_one_node_reserves_its_limit_and_has_used_its_peak(bed):
     row = {"user": b"bob", "cpus_allocated": 4, "memory_limit": 8 * G, "memory_peak": 3 * G, "memory_current": G}
     bed.take("n1", 10, {7: row}, procstats={0: {"meminfo_memtotal": 16 << 20}})
     hosts, owners = hosts_and_owners(bed)
-    assert hosts == {
-        "n1": {
-            "num_proc": "-",
-            "mem_total": "16.0G",
-            "jobs": {"7": {"jobcount": 4, "master": True, "taskid": [], "owner": "bob", "jobname": "-"}},
-        }
-    }
-    assert owners == {
-        "bob": {
-            "uid": "1002",
-            "jobs": {
-                "7": {
-                    "requested_h_vmem_strval": "2G",
-                    "requested_h_vmem_dblval": 2.0 * G,
-                    "hostname": {"n1": {"master": str(3 * G)}},
-                }
-            },
-        }
-    }
+    on = {"jobcount": 4, "master": True, "taskid": [], "owner": "bob", "jobname": "-"}
+    assert hosts == {"n1": {"num_proc": "-", "mem_total": "16.0G", "jobs": {"7": on}}}
+    asked = {"requested_h_vmem_strval": "2G", "requested_h_vmem_dblval": 2.0 * G}
+    job = {**asked, "hostname": {"n1": {"master": str(3 * G)}}}
+    assert owners == {"bob": {"uid": "1002", "jobs": {"7": job}}}
 
 
 def test_it_is_counted_as_the_batch_systems_own_would_be(bed):
@@ -107,22 +93,12 @@ def test_a_user_that_one_node_reports_counts_for_its_own_rows(bed):
     assert hosts["n1"]["jobs"]["7"]["owner"] == "-"
 
 
-def test_a_job_of_nobody_is_there_without_a_name(bed):
-    bed.take("n1", 10, {7: {"memory_current": G}})
-    assert list(hosts_and_owners(bed)[1]) == ["-"]
-
-
-def test_what_belongs_to_no_job_is_none(bed):
-    bed.take("n1", 10, {0: {"memory_current": G}, 7: {"memory_current": G}})
-    assert list(hosts_and_owners(bed)[0]["n1"]["jobs"]) == ["7"]
-
-
 def test_a_node_without_jobs_is_there_and_one_of_which_only_jobs_tell_too(bed):
     bed.take("n1", 10, procstats={0: {"meminfo_memtotal": 16 << 20}})
-    bed.take("n2", 10, {7: {"memory_current": G}})
+    bed.take("n2", 10, {0: {"memory_current": G}, 7: {"memory_current": G}})
     hosts, _ = hosts_and_owners(bed)
     assert hosts["n1"] == {"num_proc": "-", "mem_total": "16.0G", "jobs": {}}
-    assert hosts["n2"]["mem_total"] == "-"
+    assert hosts["n2"]["mem_total"] == "-" and list(hosts["n2"]["jobs"]) == ["7"], "the node itself is no job"
     kept = bed.latest.look()
     assert list(hosts_of(measure_jobs(kept), [])) == ["n2"]
 
@@ -131,10 +107,6 @@ def test_a_number_of_processors_is_shown_where_a_row_has_one(bed):
     bed.take("n1", 10, {7: {"memory_current": G}})
     hosts = hosts_of(measure_jobs(bed.latest.look()), [{"node": "n1", "memory_total": None, "cpus": 64}])
     assert hosts["n1"]["num_proc"] == "64"
-
-
-def test_there_may_be_nothing_at_all(bed):
-    assert hosts_and_owners(bed) == ({}, {})
 
 
 def test_users_of_this_machine_have_numbers():

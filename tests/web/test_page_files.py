@@ -13,9 +13,8 @@ import pytest
 from colmet.common.measures import NODE_CPU
 from colmet.jobs.archive.queries import SORTS
 from colmet.jobs.columns import RUNNING, STATES
-from colmet.web import login
-from colmet.web.archive_models import SHOWN
 from colmet.web.catalogue import measures_answer
+from colmet.web.stored_models import SHOWN
 
 STATIC = Path(__file__).resolve().parents[2] / "colmet/web/static"
 VENDOR = STATIC / "vendor/uplot"
@@ -57,11 +56,6 @@ def test_the_page_names_only_files_that_there_are():
     assert [name for name in sorted(named) if not (STATIC / name).is_file()] == []
 
 
-@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
-def test_a_file_has_no_marks_of_an_unfinished_merge(path):
-    assert re.findall(r"(?m)^(?:<{7}|={7}|>{7})(?: |$)", path.read_text()) == []
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_imports_only_files_that_there_are(path):
     assert [name for name in IMPORT.findall(path.read_text()) if not (STATIC / name).is_file()] == []
@@ -101,7 +95,7 @@ def test_the_page_offers_the_states_of_the_archive():
 
 
 def test_every_script_is_used():
-    text = (STATIC / "index.html").read_text() + "".join(path.read_text() for path in SCRIPTS) + login._PAGE
+    text = "".join(path.read_text() for path in (STATIC / "index.html", STATIC / "login.html", *SCRIPTS))
     assert [path.name for path in SCRIPTS if not re.search(rf'["/]{re.escape(path.name)}"', text)] == []
 
 
@@ -129,8 +123,3 @@ def test_uplot_is_as_its_makers_published_it():
     for name, expected in sums.items():
         assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == expected
     assert "MIT License" in (VENDOR / "LICENSE").read_text()
-
-
-def test_which_states_of_jobs_are_bad_is_defined_once():
-    named = {path.name for path in SCRIPTS if "node_failed" in path.read_text()}
-    assert named == {"columns.js", "archived.js"}, "ENDS, and the choice of states"

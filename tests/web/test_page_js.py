@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.web.app import FOLDER
+from colmet.web.server import FOLDER
 from tests.support.place import cannot_run
 
 pytestmark = pytest.mark.slow  # not every bare system is to get node for these

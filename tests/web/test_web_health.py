@@ -10,10 +10,10 @@ from colmet.common.live.latest_tables import LatestTables
 from colmet.common.schema import Batch, Table
 from colmet.common.tables.agent import AGENT
 from colmet.web.access import Access
-from colmet.web.app import build_app
 from colmet.web.health import CollectorReport, health_answer, spools_of
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import AGENT_TABLE, RecentCache
+from colmet.web.server import build_app
 from tests.support.status_answers import COLLECTOR, changed
 from tests.support.waiting import Clock, wait_for
 from tests.support.web_client import ask
@@ -39,13 +39,9 @@ def test_it_is_for_administrators(users, path):
 @pytest.mark.parametrize(
     "status",
     [
-        COLLECTOR,
-        STATUS,
-        changed(COLLECTOR, "outputs.0.available", False),
-        changed(COLLECTOR, "journal.full", True),
-        changed(COLLECTOR, "journal.why", "No space left on device"),
-        changed(COLLECTOR, "senders.heard", 0),
-        changed(COLLECTOR, "last_hour.missing_batches", 7),
+        *(COLLECTOR, STATUS, changed(COLLECTOR, "outputs.0.available", False)),
+        *(changed(COLLECTOR, "journal.full", True), changed(COLLECTOR, "journal.why", "No space left on device")),
+        *(changed(COLLECTOR, "senders.heard", 0), changed(COLLECTOR, "last_hour.missing_batches", 7)),
     ],
 )
 def test_the_verdict_is_that_of_colmet_status(status):
@@ -68,10 +64,8 @@ def test_before_the_first_report_nothing_is_known():
     health = health_answer({}, None, [], [], 1e9)
     assert health["level"] == "unknown"
     assert health["reported_age"] is None and health["keys"]["required"] is None
-    assert health["nodes"] == {
-        **dict.fromkeys(("heard", "silent", "gone", "lag_median_s", "lag_max_s")),
-        "late": 0,
-    }
+    unknown = dict.fromkeys(("heard", "silent", "gone", "lag_median_s", "lag_max_s"))
+    assert health["nodes"] == {**unknown, "late": 0}
 
 
 def test_the_report_of_another_version_is_a_warning():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -13,9 +12,10 @@ from colmet.common.errors import ConfigError
 from colmet.jobs.archive.local import LocalArchive
 from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.web.access import Access
-from colmet.web.app import build_app
-from colmet.web.leaders import Leaders, parse_leaders
+from colmet.web.credentials import Leaders, parse_leaders
+from colmet.web.server import build_app
 from colmet.web.stored_routes import Stored
+from tests.support.waiting import wait_for
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_users import ALICE, BOB, ROOT, got, refused
 
@@ -95,11 +95,8 @@ def test_usage_and_the_report_of_a_project_are_of_all_its_jobs(app):
     found = got(app, "/api/v1/usage?by=user&project=physics", ALICE)
     assert {one["keys"][0]: one["jobs"] for one in found["groups"]} == {"alice": 1, "bob": 1, "carol": 1}
     assert found["only"] is None and got(app, "/api/v1/usage?by=project", ALICE)["only"] == "alice"
-    assert {row["user"] for row in got(app, "/api/v1/report?project=physics", ALICE)["jobs"]} == {
-        "alice",
-        "bob",
-        "carol",
-    }
+    rows = got(app, "/api/v1/report?project=physics", ALICE)["jobs"]
+    assert {row["user"] for row in rows} == {"alice", "bob", "carol"}
 
 
 def test_a_job_of_the_project_has_its_summary_and_no_samples(app):
@@ -178,14 +175,6 @@ def test_an_answer_of_another_form_gives_no_right_at_all(line):
         parse_coordinators(f"root|\nlife|carol\n{line}\n")
 
 
-def asked(leaders, user, projects):
-    for _ in range(100):
-        if leaders.projects(user) == projects:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def test_coordinators_are_asked_for_rarely_and_expire(caplog):
     now, counts, answers = [0.0], [], [{"physics": frozenset({"alice"})}]
     answering = threading.Event()
@@ -200,18 +189,19 @@ def test_coordinators_are_asked_for_rarely_and_expire(caplog):
     leaders = Leaders(ask=ask, clock=lambda: now[0], count=lambda name: len(counts))
     assert leaders.projects("alice") == frozenset(), "no request waits for Slurm"
     answering.set()
-    assert asked(leaders, "alice", {"physics"}) and not leaders.projects("bob")
+    wait_for(lambda: leaders.projects("alice") == {"physics"})
+    assert not leaders.projects("bob")
     now[0] += 3000.0
     assert leaders.projects("alice") == {"physics"} and not counts
     now[0] += 3000.0
     assert leaders.projects("alice") == {"physics"}, "the former answer, while Slurm does not answer"
     now[0] += 86400.0
     assert leaders.projects("alice") == frozenset()
-    for _ in range(500):
+
+    def is_asked_again():
         now[0] += 601.0
         leaders.projects("alice")
-        if len(counts) > 1:
-            break
-        time.sleep(0.01)
-    assert len(counts) > 1, "it is asked again after a failure"
+        return len(counts) > 1
+
+    wait_for(is_asked_again)
     assert "coordinators of accounts are not known" in caplog.text

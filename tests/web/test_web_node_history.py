@@ -9,8 +9,7 @@ from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import DEVICE_TABLES, NODE_TABLES, Heard
 from colmet.common.schema import Batch, Table
 from colmet.web import node_history
-from colmet.web.interface import HistoryQuery
-from colmet.web.node_history import MEASURES, SPANS, HistoryMemory
+from colmet.web.node_history import MEASURES, SPANS, HistoryMemory, HistoryQuery
 from tests.support.waiting import Clock
 from tests.support.web_nodes import NS, SCHEMAS, rows
 
@@ -163,19 +162,6 @@ def test_a_node_that_has_gone_is_dropped_as_soon_as_no_value_of_it_is_kept(hours
         nodes.minute(silent=["n0"])
     assert {one["node"] for one in nodes.answer(span="day")["items"]} == kept
     assert nodes.answer()["total"] == len(kept) and nodes.history.left_out == 0
-
-
-def test_nodes_that_come_and_go_need_no_more_memory_than_those_of_a_day():
-    nodes = Nodes(["n0"])
-    for day in range(6):
-        nodes.names = [f"day{day}-{n}" for n in range(10)]
-        nodes.busy, nodes.idle = dict.fromkeys(nodes.names, 0), dict.fromkeys(nodes.names, 0)
-        for _ in range(25):
-            nodes.clock.now += 3540
-            nodes.time_s += 3540
-            nodes.minute()
-    assert nodes.answer()["total"] <= 20
-    assert len(nodes.history._rings["day"].values) <= 32
 
 
 def test_nodes_without_room_are_counted_and_gone_ones_give_theirs_up(monkeypatch):

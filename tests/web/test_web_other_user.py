@@ -14,11 +14,11 @@ import pytest
 
 from colmet.jobs.archive.derived import LISTED
 from colmet.jobs.archive.queries import GROUPS
-from colmet.web import report_process
+from colmet.web import reports
 from colmet.web.access import Access
-from colmet.web.app import build_app
-from colmet.web.archive_models import VALUES
-from colmet.web.openapi import described
+from colmet.web.interface import described
+from colmet.web.server import build_app
+from colmet.web.stored_models import VALUES
 from tests.support import two_worlds
 from tests.support.archive_data import YEAR_START
 from tests.support.made_up_history import START
@@ -171,7 +171,7 @@ def drawn(monkeypatch, is_thorough):
             return f"{query.zone} {report}".encode()
 
     if not is_thorough:
-        monkeypatch.setattr(report_process, "_drawn", write_values)
+        monkeypatch.setattr(reports, "_drawn", write_values)
 
 
 @pytest.mark.parametrize("is_thorough", [False, pytest.param(True, marks=pytest.mark.slow)])

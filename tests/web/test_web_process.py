@@ -71,27 +71,24 @@ def test_what_cannot_work_is_said_before_anything_starts(given, said, caplog):
     assert web_main.main([*given, "--check-config"]) == 2 and said in caplog.text
 
 
-@pytest.mark.parametrize("text", ["unix:", "unix:http.sock", "unix:/" + "x" * 107, "unix:/a\0b", "unixx:/a"])
-def test_what_is_not_the_path_of_a_unix_socket_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError):
-        web.http_address(text)
+@pytest.mark.parametrize(
+    ("read", "texts"),
+    [
+        (web.http_address, ["unix:", "unix:http.sock", "unix:/" + "x" * 107, "unix:/a\0b", "unixx:/a"]),
+        # that clients set themselves, or that is none
+        (web.header_name, ["", "X Remote", "Authorization", "Cookie", "host", "X-Forwarded-For", "X:", "é", "1"]),
+        (web.sign_out_url, ["javascript:alert(1)", "//evil.example/", "sign out", "data:x", "", "/a b"]),
+    ],
+)
+def test_a_socket_a_header_or_a_sign_out_that_is_none_is_refused(read, texts):
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError):
+            read(text)
 
 
-@pytest.mark.parametrize("text", ["", "X Remote", "Authorization", "Cookie", "host", "X-Forwarded-For", "X:", "é", "1"])
-def test_a_header_that_clients_set_themselves_or_that_is_none_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="such as X-Remote-User"):
-        web.header_name(text)
-
-
-@pytest.mark.parametrize("url", ["/oauth2/sign_out", "https://login.example.org/end?back=jobs", "/"])
-def test_a_sign_out_of_the_proxy_is_an_address_or_a_path(url):
-    assert web.sign_out_url(url) == url
-
-
-@pytest.mark.parametrize("url", ["javascript:alert(1)", "//evil.example/", "sign out", "data:x", "", "/a b"])
-def test_no_other_sign_out_is_accepted(url):
-    with pytest.raises(argparse.ArgumentTypeError):
-        web.sign_out_url(url)
+def test_a_sign_out_of_the_proxy_is_an_address_or_a_path():
+    for url in ("/oauth2/sign_out", "https://login.example.org/end?back=jobs", "/"):
+        assert web.sign_out_url(url) == url
 
 
 def test_the_file_can_say_all_of_it_and_that_of_the_collector_names_the_store(tmp_path, capsys):

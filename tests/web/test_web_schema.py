@@ -9,12 +9,10 @@ import subprocess
 import pytest
 
 from colmet.web.access import Access
-from colmet.web.credentials import Credential
-from tests.support.web_access import cheap
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_schema import PATIENCE, answers_of, report_of, schemathesis
 from tests.support.web_server import running
-from tests.support.web_stored import stored_of
+from tests.support.web_store import stored_of
 
 pytestmark = pytest.mark.slow
 
@@ -22,27 +20,17 @@ EXAMPLES = int(os.environ.get("COLMET_HTTP_EXAMPLES", "3"))  # of each route; mo
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    path = tmp_path_factory.mktemp("users") / "users"
-    lines = [Credential("alice", cheap("a")), Credential("root", cheap("r"), frozenset({"admin"}))]
-    path.write_text("".join(f"{line.text()}\n" for line in lines))
-    path.chmod(0o600)
-    access = Access(str(path), is_member=lambda *_: False)
+def server(users, tmp_path_factory):
     facts = MadeUpFacts(20, 40)
-    with running(facts, access=access, stored=stored_of(facts, path.parent)) as one:
+    stored = stored_of(facts, tmp_path_factory.mktemp("archive"))
+    with running(facts, access=Access(users, is_member=lambda *_: False), stored=stored) as one:
         yield one
 
 
 @pytest.mark.parametrize("login", ["alice:a", "root:r"])
 def test_no_request_gets_an_answer_that_the_description_does_not_tell(server, tmp_path, login):
     command = [
-        schemathesis(),
-        "run",
-        f"http://127.0.0.1:{server.port}/openapi.json",
-        "--auth",
-        login,
-        "--checks",
-        "all",
+        *(schemathesis(), "run", f"http://127.0.0.1:{server.port}/openapi.json", "--auth", login, "--checks", "all"),
     ]
     command += ["--phases", "examples,fuzzing", "--max-examples", str(EXAMPLES), "--continue-on-failure", "--no-color"]
     command += ["--generation-database", "none", "--no-shrink", "--seed", "1"]

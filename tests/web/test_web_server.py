@@ -9,7 +9,6 @@ import re
 import socket
 import stat
 import threading
-import time
 
 import pytest
 
@@ -20,6 +19,7 @@ from colmet.web.access import Access, client_of
 from colmet.web.options import UnixAddress
 from colmet.web.server import WebServer
 from tests.support.place import require_ipv6
+from tests.support.waiting import wait_for
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_server import HERE, running
 
@@ -80,28 +80,10 @@ def is_alive(server):
     return status == 200 and json.loads(body)["admin"]
 
 
-def wait_until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_an_answer_comes_and_has_no_version_of_the_server(server):
     [(status, body, head)] = answers(say(server, WHOAMI + b"Connection: close\r\n\r\n"))
     assert status == 200 and json.loads(body)["user"] is None
     assert b"uvicorn" not in head.lower() and b"\nserver:" not in head.lower() and b"date:" in head.lower()
-
-
-def test_head_has_no_body(server):
-    data = say(server, WHOAMI.replace(b"GET", b"HEAD") + b"Connection: close\r\n\r\n")
-    head, _, body = data.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200") and body == b"" and int(re.search(rb"content-length: (\d+)", head)[1]) > 0
-
-
-def test_requests_that_follow_each_other_unanswered_are_answered_in_order(server):
-    data = say(server, (WHOAMI + b"\r\n") * 3 + b"GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    assert [status for status, _, _ in answers(data)] == [200, 200, 200, 404]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +201,8 @@ def test_who_does_not_take_the_answer_is_cut_off(facts, monkeypatch):
     monkeypatch.setattr(server_module, "UNACKNOWLEDGED_MS", 300)
     with running(Large(2, 2)) as server, connect(server) as connection:
         connection.sendall(WHOAMI.replace(b"/api/v1/whoami", b"/qhost") + b"\r\n")
-        wait_until(lambda: open_connections(server) == 1)
-        wait_until(lambda: open_connections(server) == 0)
+        wait_for(lambda: open_connections(server) == 1)
+        wait_for(lambda: open_connections(server) == 0)
         assert is_alive(server)
 
 
@@ -231,14 +213,14 @@ def test_half_open_connections_keep_nobody_out_below_the_limit(facts, monkeypatc
         with contextlib.ExitStack() as stack:
             for n in range(38):
                 stack.enter_context(connect(server)).sendall(b"GET /" * (n % 2))
-            wait_until(lambda: open_connections(server) == 38)
+            wait_for(lambda: open_connections(server) == 38)
             assert is_alive(server)
             for _ in range(2):
                 stack.enter_context(connect(server))
-            wait_until(lambda: open_connections(server) == 40)
+            wait_for(lambda: open_connections(server) == 40)
             assert say(server, WHOAMI + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 503")
             assert server._stats.values()["refused_connections"] >= 1
-        wait_until(lambda: open_connections(server) == 0)
+        wait_for(lambda: open_connections(server) == 0)
         assert is_alive(server)
 
 
@@ -305,7 +287,7 @@ def test_it_ends_while_a_store_hangs(facts, monkeypatch):
     monkeypatch.setattr(server_module, "STOP_S", 0.2)
     with running(Hanging(2, 2)) as server, connect(server) as connection:
         connection.sendall(WHOAMI.replace(b"/whoami", b"/jobs/1") + b"\r\n")
-        wait_until(lambda: open_connections(server) == 1)
+        wait_for(lambda: open_connections(server) == 1)
         server.stop()
     release.set()
 

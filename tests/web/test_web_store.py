@@ -16,10 +16,10 @@ from colmet.stored import hdf5, series
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.series import ReadingTooSlow, RowQuery
 from colmet.web import store as store_module
-from colmet.web.interface import JobsQuery, NodesQuery, earliest, warning_of
-from colmet.web.queries import NO_STORE, Queries
+from colmet.web.ownership import earliest
+from colmet.web.queries import NO_STORE, JobsQuery, NodesQuery, Queries
 from colmet.web.recent_cache import RecentCache
-from colmet.web.store import EmptyHistory, StoreReader
+from colmet.web.store import StoreReader, warning_of
 from tests.support.made_up_history import START, job_rows
 from tests.support.waiting import wait_for
 from tests.support.web_nodes import USERS, Cluster
@@ -181,8 +181,8 @@ def test_a_job_that_was_seen_from_its_beginning_needs_no_store(bed):
     bed.go(40)
     bed.cluster.on["n1"] = [2000]
     bed.go(5, keep=False)
-    before = bed.known._store.counters()["asked"]
-    assert len(seconds(bed.series(job=2000))[0]) == 5 and bed.known._store.counters()["asked"] == before
+    before = bed.known.store.counters()["asked"]
+    assert len(seconds(bed.series(job=2000))[0]) == 5 and bed.known.store.counters()["asked"] == before
 
 
 @pytest.mark.parametrize("later", ["alice", "bob"])
@@ -321,7 +321,7 @@ def test_of_two_jobs_with_one_number_neither_user_is_named(bed, history):
 def test_users_whom_nodes_know_by_number_have_their_names(bed, history, monkeypatch):
     """As cgroups of OAR 3 and Slurm say it."""
     bed.cluster.user = lambda job: str(5000 + job % 2)
-    bed.known._ownership._name_of = {"5000": "alice", "5001": "5001"}.__getitem__
+    bed.known._ownership.name_of = {"5000": "alice", "5001": "5001"}.__getitem__
     bed.go(2)
     assert bed.known.nodes_of("alice") == {"n0", "n1", "n2"} and owner(bed, 1000) == "alice"
     assert [row["job"] for row in bed.known.jobs(JobsQuery(user="alice", sort="job")).items] == [1000, 1002, 1004]
@@ -440,11 +440,6 @@ def test_nodes_and_whose_jobs_are_on_them(bed):
     bed.clock.now += 100
     assert all(row["silent"] for row in bed.known.nodes(NodesQuery()).items)
     assert bed.known.jobs(JobsQuery()).total == 0, "what runs on nodes that are silent is not known"
-
-
-def test_a_collector_that_has_written_nothing_yet_has_an_empty_store():
-    with EmptyHistory() as nothing:
-        assert nothing.tables(1) == {} and nothing.read(RowQuery(1, "t")) == []
 
 
 def test_administrators_see_that_grid_engine_gives_no_answer(clock):

@@ -46,15 +46,11 @@ class PerfGroup(NamedTuple):
 
 
 class PerfPlaces:
-    """Finder of the cgroups and CPUs of jobs; makes, fills and removes groups in the perf_event hierarchy if requested.
-
-    Attributes:
-        moved: number of processes moved into a group.
-        failures: number of groups that could not be made, filled or removed.
-    """
+    """Finder of the cgroups and CPUs of jobs; makes, fills and removes groups in the perf_event hierarchy if asked."""
 
     def __init__(self, host: Host, make_groups: bool) -> None:
-        self.moved = self.failures = 0
+        self.moved = 0  # processes moved into a group
+        self.failures = 0  # groups that could not be made, filled or removed
         self._host = host
         self._make_groups = make_groups
         self._mounts = Mounts(host)

@@ -55,18 +55,13 @@ _NO_FORKS: Ints = np.empty((0, _FORK), dtype=np.int64)
 
 
 class ForkEvents:
-    """Receiver of every fork on the machine; the inbox is only used within `receive`.
-
-    Attributes:
-        events: number of forks received.
-        overflows: number of times that the socket's buffer was full, and forks were lost.
-    """
+    """Receiver of every fork on the machine; the inbox is only used within `receive`."""
 
     BUFFER_BYTES = 64 << 20
 
     def __init__(self, inbox: Inbox) -> None:
-        self.events = 0
-        self.overflows = 0
+        self.events = 0  # forks received
+        self.overflows = 0  # times that the socket's buffer was full, and forks were lost
         self._inbox = inbox
         self._socket = NetlinkSocket(NETLINK_CONNECTOR, 1 << (CN_IDX_PROC - 1))
         try:
@@ -152,17 +147,12 @@ class TaskSource:
 
     Without ends, tasks that start and end between two samples are not counted; without forks, ended tasks are
     attributed by their parents alone. Each is a warning, and is retried after `LISTEN_AGAIN_S`.
-
-    Attributes:
-        client: queries live tasks; None while closed.
-        exits: exit records; None while not listening.
-        forks: fork events; None while not listening.
     """
 
     def __init__(self, host: Host) -> None:
-        self.client: TaskstatsClient | None = None
-        self.exits: ExitRecords | None = None
-        self.forks: ForkEvents | None = None
+        self.client: TaskstatsClient | None = None  # queries live tasks; None while closed
+        self.exits: ExitRecords | None = None  # None while not listening
+        self.forks: ForkEvents | None = None  # None while not listening
         self._host = host
         self._once = OnceLog(log)
         self._listen_at = math.inf

@@ -141,12 +141,7 @@ def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
 
 
 class TaskstatsClient:
-    """Client that queries the counters of many tasks.
-
-    Attributes:
-        inbox: buffer for messages, free for others between two queries.
-        lost: number of lost answers.
-    """
+    """Client that queries the counters of many tasks."""
 
     BATCH = 512  # requests in one send
     SLOT_BYTES = 1024  # an answer has about 600 bytes
@@ -160,13 +155,13 @@ class TaskstatsClient:
         except BaseException:
             self._socket.close()
             raise
-        self.inbox = netlink.Inbox(self.BATCH, self.SLOT_BYTES)
+        self.inbox = netlink.Inbox(self.BATCH, self.SLOT_BYTES)  # free for others between two queries
         attribute = netlink.pack_attribute(TASKSTATS_CMD_ATTR_PID, b"\0\0\0\0")
         request = netlink.pack_request(self._family, TASKSTATS_CMD_GET, 0, attribute)
         names, formats, offsets = ["sequence", "tid"], ["=u4", "=u4"], [8, len(request) - 4]
         dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": len(request)})
         self._requests: npt.NDArray[Any] = np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
-        self.lost = 0
+        self.lost = 0  # answers
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
         """Return the live tasks among `tids`, ascending and each once, and their counters, shape (m, fields).
