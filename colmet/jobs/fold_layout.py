@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from colmet.common import measures
 from colmet.common.growth import CAPACITY_COLUMNS, is_bounded
-from colmet.common.measures import (
-    Source,
-)
+from colmet.common.measures import Source
 from colmet.common.schema import MISSING_INT, UNITS, Schema, Table
 from colmet.jobs.columns import GROWN, MEASURED, OF_NODE
 

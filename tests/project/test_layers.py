@@ -58,7 +58,7 @@ LIBRARIES = {
 ROOMS = {
     "colmet.common": (),
     "colmet.node": ("colmet.common",),
-    "colmet.collector": ("colmet.common", "colmet.batch", "colmet.jobs.archive"),
+    "colmet.collector": ("colmet.common", "colmet.jobs.archive"),
     "colmet.batch": ("colmet.common",),
     "colmet.stored": ("colmet.common", "colmet.collector"),
     "colmet.jobs.report": ("colmet.common", "colmet.stored", "colmet.jobs"),

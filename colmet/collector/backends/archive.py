@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from colmet.batch.systems import find_record_sources
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common import database_client
@@ -135,9 +134,7 @@ class ArchiveOutput(OutputBackend):
         named = options.archive_batch
         try:
             period_s = min(PERIOD_S, 12 * options.sample_period)
-            joiner = Joiner(
-                find_record_sources(named), lambda: ArchiveStore(path, writable=True), period_s, named != AUTO
-            )
+            joiner = Joiner.named(named, lambda: ArchiveStore(path, writable=True), period_s, named != AUTO)
         except ConfigError as err:
             raise ConfigError(f"--archive-batch: {err}") from err
         indices = None

@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from colmet.batch.answers import cancel
-from colmet.batch.systems import RECORDS, JobRecord, RecordSource
+from colmet.batch.systems import RECORDS, JobRecord, RecordSource, find_record_sources
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError
@@ -64,6 +64,11 @@ class Joiner:
         self._troubles: dict[str, tuple[str, float]] = {}  # by batch system: why it does not answer, since when
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def named(cls, text: str, opened: Callable[[], ArchiveStore], period_s: float, is_named: bool) -> Joiner:
+        """Return the thread for the batch systems named in a text; ConfigError for an unusable one."""
+        return cls(find_record_sources(text), opened, period_s, is_named)
 
     def start(self) -> None:
         """Start the thread, unless it runs."""

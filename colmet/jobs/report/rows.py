@@ -16,9 +16,7 @@ import numpy as np
 from colmet.common import measures
 from colmet.common.growth import Capacity, ceiling, rates
 from colmet.common.lines import Line
-from colmet.common.measures import (
-    Source,
-)
+from colmet.common.measures import Source
 from colmet.common.text import some_of
 from colmet.jobs.advice import advise, withheld
 from colmet.jobs.columns import Summary
