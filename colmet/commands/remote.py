@@ -98,8 +98,9 @@ def default_interface(reads_archive: bool = True) -> Interface | None:
     site = _site_interface()
     if os.environ.get(URL):
         return site._replace(url=os.environ[URL])
-    if reads_archive and os.access(_collector_file(), os.R_OK):
-        return None  # who may read the archive needs no login, which may have expired
+    # Who may read the archive needs no login, which may have expired.
+    if reads_archive and _may_read_archive():
+        return None
     login_url = only_url()
     if login_url:
         login = find_login(login_url)
@@ -107,10 +108,15 @@ def default_interface(reads_archive: bool = True) -> Interface | None:
     return site if site.url else None
 
 
-def _collector_file() -> str:
-    from colmet.stored.sources import CONFIG  # with a library that `colmet login` does not need
+def _may_read_archive() -> bool:
+    """Return whether this machine has a collector whose archive this user may read; all may read its configuration."""
+    from colmet.jobs.archive.local import path_of  # with libraries that `colmet login` does not need
+    from colmet.stored import sources
 
-    return CONFIG
+    if not os.access(sources.CONFIG, os.R_OK):
+        return False
+    path = path_of(sources.configured(sources.CONFIG))
+    return not path or os.access(path, os.R_OK)
 
 
 def _site_interface() -> Interface:
@@ -129,7 +135,10 @@ def interface_of(options: argparse.Namespace) -> Interface | None:
     if options.url is not None:
         return _site_interface()._replace(url=options.url)
     is_local = any(getattr(options, name, None) for name in _SOURCES)
-    is_local = is_local or (hasattr(options, "config") and options.config != _collector_file())
+    if hasattr(options, "config"):
+        from colmet.stored.sources import CONFIG
+
+        is_local = is_local or options.config != CONFIG
     return None if is_local else default_interface()
 
 

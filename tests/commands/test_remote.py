@@ -310,7 +310,9 @@ def test_the_configuration_of_this_machines_collector_precedes_that_of_the_site(
     (tmp_path / "client.toml").write_text(f'url = "{url}"\n')
     monkeypatch.setattr(sources, "CONFIG", str(tmp_path / "collector.toml"))
     assert remote.default_interface().url == url
-    (tmp_path / "collector.toml").write_text("")
+    (tmp_path / "collector.toml").write_text(f'archive = "{tmp_path}/archive"\n')
+    assert remote.default_interface().url == url, "this user may not read it, or it is not there"
+    (tmp_path / "archive").touch()
     assert remote.default_interface() is None
 
 
