@@ -155,7 +155,7 @@ def assert_as_measured(kind, seen, summary):
     Of a job that comes and goes between two looks, Colmet may have no memory, and the watcher not the last of it.
     """
     for value, of_kernel, slack, unseen in (
-        (summary["cpu_s"], seen.cpu_s, CPU_SLACK_S, seen.unseen_s),
+        (summary["cpu_s"], seen.cpu_s, CPU_SLACK_S * max(1, len(seen.cpu)), seen.unseen_s),
         (summary["memory_peak"], seen.memory_peak, MEMORY_SLACK, 0),
     ):
         if kind.is_brief:

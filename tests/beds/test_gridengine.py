@@ -492,7 +492,7 @@ def assert_as_by_hand(cell, interface, with_slaves=True):
     Args:
         cell: which.
         interface: that serves it.
-        with_slaves: whether the master knows what slave tasks use; one that was restarted prints nothing of them.
+        with_slaves: whether the master knows what slave tasks use; one that was restarted prints it only after a while.
     """
     found = []
 
@@ -503,7 +503,10 @@ def assert_as_by_hand(cell, interface, with_slaves=True):
             for job in host["jobs"].values():
                 job["taskid"].sort(key=int)
         for job in requested(owners).values():
-            job["hostname"] = {host: set(roles) for host, roles in job["hostname"].items()}
+            roles_by_host = {host: set(roles) for host, roles in job["hostname"].items()}
+            if not with_slaves:
+                roles_by_host = {host: roles - {"slave"} for host, roles in roles_by_host.items()}
+            job["hostname"] = {host: roles for host, roles in roles_by_host.items() if roles}
         found[:] = [
             (hosts, hand.qhost()),
             (owners, hand.qstat(with_slaves)),

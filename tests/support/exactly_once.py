@@ -19,11 +19,12 @@ HDF5 = "hdf5:colmet.collector.backends.hdf5.output:Hdf5Output"
 
 
 FILE = "hdf5:colmet.collector.backends.hdf5.h5file:Hdf5File"
+CURRENT = "hdf5:colmet.collector.backends.hdf5.current_file:CurrentFile"
 
 
 # A burst is taken back, or the file is replaced where that cannot be.
 LIBRARY = "hdf5:colmet.collector.backends.hdf5.libhdf5"
-RECOVERY = "|".join(f"{what}:{{0}}:1" for what in (f"{FILE}.undo", f"{HDF5}._begin_again"))
+RECOVERY = "|".join(f"{what}:{{0}}:1" for what in (f"{FILE}.undo", f"{CURRENT}.begin_again"))
 
 
 # A torn tail is cut, where the last segment has one.

@@ -137,7 +137,7 @@ class ArchiveStore:
 
     def _opened(self, mode: str) -> sqlite3.Connection:
         uri = f"file:{escaped(os.path.abspath(self.path))}?mode={mode}" if self.path else ""
-        database = sqlite3.connect(uri, BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
+        database = sqlite3.connect(uri, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
         database.row_factory = sqlite3.Row
         try:
             self._prepare(database, mode == "rw")
