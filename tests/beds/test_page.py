@@ -352,7 +352,7 @@ currency = "EUR"
 def test_usage_is_summed_by_a_group_with_co2_and_cost_and_their_sources(browser, archived, tmp_path, monkeypatch):
     path = tmp_path / "usage.toml"
     path.write_text(FACTORS)
-    monkeypatch.setattr("colmet.jobs.archive.queries.DEFAULT_PATH", str(path))
+    monkeypatch.setattr("colmet.jobs.archive.queries.FACTORS_PATH", str(path))
     heads = "[...document.querySelectorAll('#main thead th')].map(e => e.innerText.trim())"
     with browser.page() as page:
         shown(page, archived, "#/usage?span=90d")

@@ -170,7 +170,7 @@ def test_usage_has_a_total_and_the_grade_of_its_cpu_time(app):
 
 def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(app, tmp_path, monkeypatch):
     path = tmp_path / "usage.toml"
-    monkeypatch.setattr("colmet.jobs.archive.queries.DEFAULT_PATH", str(path))
+    monkeypatch.setattr("colmet.jobs.archive.queries.FACTORS_PATH", str(path))
     found = got(app, "/api/v1/usage?by=user", ALICE)
     assert found["sources"] == found["warnings"] == [] and found["currency"] is None
     assert {(one["co2_g"], one["cost"]) for one in found["groups"]} == {(None, None)}

@@ -15,6 +15,7 @@ import os
 import selectors
 import socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -405,18 +406,23 @@ def _bind(path: str) -> socket.socket:
 def connect(path: str, timeout_s: float = 1.0) -> socket.socket:
     """Return a connection to a daemon's Unix socket; Unreachable if none listens, or this user may not connect."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
+    # With Python's own timeout, connect(2) would not wait for a place in the backlog, but fail at once (EAGAIN).
+    connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", *divmod(int(timeout_s * 1e6), 10**6))
+    )
     try:
         connection.connect(path)
+        connection.settimeout(timeout_s)
     except OSError as err:
         connection.close()
         if isinstance(err, (FileNotFoundError, ConnectionRefusedError)):
             raise Unreachable(f"no daemon listens on {path}", "absent") from err
         if isinstance(err, PermissionError):
             raise Unreachable(f"{path}: permission denied; ask as its user, or root of the machine", "denied") from err
-        # the backlog of a daemon that does not answer is full
-        why = "silent" if isinstance(err, (socket.timeout, BlockingIOError)) else "denied"
-        raise Unreachable(f"{path}: {err.strerror or 'no answer'}", why) from err
+        # The backlog of a daemon that does not answer is full.
+        if isinstance(err, BlockingIOError):
+            raise Unreachable(f"{path}: no answer", "silent") from err
+        raise Unreachable(f"{path}: {err.strerror}", "denied") from err
     return connection
 
 
