@@ -36,7 +36,6 @@ FILLERS = {
 READERS = {
     "colmet/jobs/columns.py": ({"allocated_cores", "read_bytes"}, "columns of job summaries have these names, too"),
     "colmet/jobs/archive/matching.py": ({"allocated_cores"}, "the same column"),
-    "colmet/jobs/summary_report.py": ({"allocated_cores", "read_bytes"}, "the same columns"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/common/daemon/status_checks.py": (
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},
