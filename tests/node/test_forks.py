@@ -97,6 +97,17 @@ def test_forks_are_reported_in_their_order_however_many_there_are(listen):
     assert events.receive().shape == (0, 4)
 
 
+def test_a_message_that_is_too_short_is_left_out_and_not_read_as_the_one_before_it(listen):
+    events, kernel = listen()
+    kernel.send(event(FORK, 1, 1, 2, 2))
+    events.receive()
+    for message in (event(FORK, 1, 1, 3), event(FORK, 1, 1, 4, 4), b"x" * 20):
+        kernel.send(message)
+    assert events.receive().tolist() == [[1, 1, 4, 4]]
+    kernel.send(event(FORK, 1, 1, 3))
+    assert events.receive().shape == (0, 4) and events.events == 2
+
+
 def test_a_full_buffer_is_counted_and_what_is_queued_still_comes(listen):
     events, kernel = listen()
     kernel.send(event(FORK, 1, 1, 2, 2))

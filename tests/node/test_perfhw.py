@@ -14,6 +14,7 @@ import pytest
 from colmet.common.config.cli import Parser
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.host.host import Host
+from colmet.common.wire import colmet_rs
 from colmet.node.backends import perfhw
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.jobs.job import Job
@@ -69,6 +70,7 @@ def test_an_event_that_is_not_written_as_one_is_refused(fake):
 
 
 def test_every_name_of_06_is_taken(fake):
+    assert colmet_rs.SCHEMAS["perfhw"].names == tuple(NAMES_06), "those of the Rust node, too"
     for name in NAMES_06:
         assert PerfhwBackend.from_options(options("--enable-perfhw", "--perfhw-list", name), fake.host)
 
@@ -107,7 +109,6 @@ class MadeUp:
 
     refused: tuple[int, ...] = ()
     error = 0
-    counts: tuple[int, ...] = ()
     made: list[MadeUp]
 
     def __init__(self, library, group, events, cpus):
@@ -443,7 +444,6 @@ def test_counters_are_given_up_while_the_job_uses_perf(made_up):
     made_up.write("/proc/8/comm", "perf\n")
     (made_up.path / "proc/7/fd").mkdir()
     (made_up.path / "proc/8/fd").mkdir()
-    made_up.kind.counts = ()
     assert len(backend.sample([job])) == 1  # what was counted until then
     (first,) = made_up.kind.made
     assert not first.is_open and backend.counters()["perf_yields"] == 1
