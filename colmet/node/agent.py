@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from colmet.common.config.configuration import Prepare, at_once
 from colmet.common.daemon.control import Errands
@@ -32,8 +32,6 @@ from colmet.node.runner import BackgroundBackend, Runner, connect
 from colmet.node.schedule import Schedule, self_metrics_period_s
 
 log = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
 
 _NS = 1_000_000_000
 # Wake-ups between ticks: a second, and at once.
@@ -90,9 +88,7 @@ class Agent:
     """The node's daemon.
 
     Args:
-        host_name: of the stored rows.
         backends: measure the jobs; each is called after the providers of the values it needs (`runner.connect`).
-        queue: for the batch of each tick.
         placement: keeps the agent off the jobs' CPUs.
         agent_stats, mapping, completeness: make the agent's own tables.
         health: receives the agent's state and its batches.
@@ -154,7 +150,7 @@ class Agent:
                 runner.pace(period_s)
             for own in (self._agent_stats, self._completeness):
                 if own is not None:
-                    own.change(self_metrics_period_s(period_s))
+                    own.every.change(self_metrics_period_s(period_s))
 
         found: dict[str, Prepare] = {"sample_period": at_once(pace)}
         for runner in self.runners:
@@ -215,7 +211,7 @@ class Agent:
                 closed_backends = [runner.backend for runner in self.runners if not runner.is_open]
                 tables += self._mapping.tables(time_ns, open_backends, closed_backends)
         with self._spared():
-            if self._agent_stats is not None and self._agent_stats.is_due():
+            if self._agent_stats is not None and self._agent_stats.every.is_due():
                 tables.append(self._agent_stats.table(time_ns, self.runners, self._totals()))
         return tables
 
@@ -427,6 +423,4 @@ class Agent:
                 runner.backend.join(max(0.0, until - time.monotonic()))
         if self._mapping is not None:
             self._mapping.join(max(0.0, until - time.monotonic()))
-        if self._agent_stats is not None:
-            self._agent_stats.close()
         self._source.close()

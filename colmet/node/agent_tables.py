@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.common.errors import ParseError
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Batch, Sample, Schema, Table, Value
@@ -55,20 +54,11 @@ class Meter:
 
 
 class AgentStats:
-    """Builds agent_default, at the first tick and then at most once in so many seconds; 0 for one at every tick."""
+    """Builds agent_default when `every` is due: first, and then at most once in so many seconds; 0 for every tick."""
 
     def __init__(self, host: Host, period_s: float = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host = host
-        self._every = Every(period_s, monotonic)
-        self._statm = host.keep("/proc/self/statm")
-
-    def is_due(self) -> bool:
-        """Return whether the period has passed since the last table; if so, begin the next period."""
-        return self._every.is_due()
-
-    def change(self, period_s: float) -> None:
-        """Set the period, in seconds."""
-        self._every.change(period_s)
+        self.every = Every(period_s, monotonic)
 
     def table(self, time_ns: int, runners: Iterable[Runner], totals: Mapping[str, int]) -> Table:
         """Return a row for the agent, with its counters by column, then one for each backend."""
@@ -103,22 +93,15 @@ class AgentStats:
 
     def _rss(self) -> int | None:
         try:
-            data = self._statm.read()
-            return int(data.split(None, 2)[1]) * _KBYTES_A_PAGE
+            return int(self._host.read("/proc/self/statm").split(None, 2)[1]) * _KBYTES_A_PAGE
         except OSError:
             return None
-        except (ValueError, IndexError) as err:
-            raise ParseError(self._statm.path, data) from err
 
     def _open_files(self) -> int | None:
         try:
             return self._host.size("/proc/self/fd") or None
         except OSError:
             return None
-
-    def close(self) -> None:
-        """Close the file; also twice."""
-        self._statm.close()
 
 
 FAILED, LATE, DROPPED = "failed", "late", "dropped"
@@ -178,7 +161,7 @@ class CompletenessStats:
     """Counts due and measured samples, and adds the tables to the first batch, to one a period, and to the last.
 
     A gap is reported in one batch, and again after it has grown or that batch was dropped. `delivery` returns the
-    outcome of the batches so far. Tables named in `periodic` are not due at each tick.
+    outcome of the batches so far. Tables named in `periodic` are not due at each tick. `every` has the period.
     """
 
     def __init__(
@@ -189,7 +172,7 @@ class CompletenessStats:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._delivery = delivery
-        self._every = Every(period_s, monotonic)
+        self.every = Every(period_s, monotonic)
         self._periodic = {*periodic, COMPLETENESS.name, GAPS.name}
         self._counts: dict[str, _Count] = {}
         self._batches = self._rows = 0
@@ -202,10 +185,6 @@ class CompletenessStats:
         self._reported: deque[tuple[int, list[_Gap]]] = deque(maxlen=MAX_REPORTED)  # by number of the batch
         self._dropped: dict[tuple[int, int], int] = {}  # reported ranges, by epoch and first number: the last one
         self._new_gaps: dict[tuple[str, str], int] = {}
-
-    def change(self, period_s: float) -> None:
-        """Set the period, in seconds."""
-        self._every.change(period_s)
 
     def begin_tick(self, time_ns: int) -> None:
         """Begin a tick; samples missed from now on belong to it."""
@@ -265,7 +244,7 @@ class CompletenessStats:
         # rows are stored with whole seconds: the report goes into the first batch of a second, so it covers whole ones
         is_first = second != self._batch_ns // _NS
         self._batch_ns = batch.time_ns
-        if not (ends or (is_first and self._every.is_due())):
+        if not (ends or (is_first and self.every.is_due())):
             return batch
         tables = self._tables(batch, period_s, ends)
         return batch._replace(tables=(*batch.tables, *tables))

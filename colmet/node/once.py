@@ -253,7 +253,6 @@ def report(
         ConfigError: the options of a backend cannot work.
     """
     tried: list[_Trial] = []
-    agent_stats = AgentStats(host)
     try:
         for cls in classes:
             tried.append(_Trial(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
@@ -271,7 +270,7 @@ def report(
             "jobs": len([job for job in jobs if job.id != NODE_JOB]),
             "discovery_failures": source.counters()["discovery_failures"],
         }
-        tables.append(agent_stats.table(time_ns, runners, totals))
+        tables.append(AgentStats(host).table(time_ns, runners, totals))
         status = 0 if any(runner.is_open for runner in runners) else 1
         lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
         lines += ["", "What is measured"]
@@ -287,7 +286,6 @@ def report(
             lines += format_table(table, only_known=only_known, counters=counters)
         return "\n".join(lines).rstrip() + "\n", status
     finally:
-        agent_stats.close()
         for one in tried:
             if one.runner is not None:
                 one.runner.close()

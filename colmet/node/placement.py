@@ -20,14 +20,13 @@ LOOKS = 20  # at a job whose CPUs may not have been set yet
 
 
 class Placement:
-    """Moves all threads of this process, ZeroMQ's too, and raises their nice values to `nice` at least.
+    """Moves all threads of this process, ZeroMQ's too, and raises their nice values to `NICE` at least.
 
     No method raises: errors of the system are logged once and counted.
     """
 
-    def __init__(self, host: Host, nice: int = NICE) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._nice = nice
         self._jobs: list[Job] = []
         self._unsettled: dict[Job, int] = {}  # jobs to check again, and how often
         self._cpus_of: dict[Job, frozenset[int]] = {}
@@ -36,12 +35,12 @@ class Placement:
         self._all = self.cpus = frozenset(os.sched_getaffinity(0))
 
     def lower_priority(self) -> None:
-        """Raise every thread's nice value to the configured one; later threads inherit it."""
+        """Raise every thread's nice value; later threads inherit it."""
         self._for_each_thread(self._lower, "run at a lower priority")
 
     def _lower(self, tid: int) -> None:
-        if os.getpriority(os.PRIO_PROCESS, tid) < self._nice:
-            os.setpriority(os.PRIO_PROCESS, tid, self._nice)
+        if os.getpriority(os.PRIO_PROCESS, tid) < NICE:
+            os.setpriority(os.PRIO_PROCESS, tid, NICE)
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Avoid the CPUs of these jobs; if that leaves none, run on all CPUs of the start.

@@ -10,15 +10,15 @@ import pytest
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.schema import Field, Sample, Schema
-from colmet.node.backend import InputBackend
 from colmet.node.runner import FIRST_RETRY_S, BackgroundBackend, NotYet, Runner
+from tests.support.made_up_backend import Fake
 from tests.support.waiting import Clock, wait_for
 
 FIRST = Schema("slow_default", "node", [Field("n", "count", "gauge")])
 SECOND = Schema("slowparts_default", "node", [Field("part", "none", "label", dtype="S8"), Field("n", "count", "gauge")])
 
 
-class Slow(InputBackend):
+class Slow(Fake):
     """Blocks until a test lets it go on."""
 
     name = "slow"
@@ -33,14 +33,6 @@ class Slow(InputBackend):
         self.error = None
         self.threads = set()
         self.at_once = threading.Lock()
-
-    @classmethod
-    def add_options(cls, parser):
-        pass
-
-    @classmethod
-    def from_options(cls, options, host):
-        return cls()
 
     def _called(self, *call):
         assert self.at_once.acquire(blocking=False), "two calls at once"

@@ -78,15 +78,12 @@ def test_one_that_is_not_of_this_colmet_is_refused_and_the_built_one_taken(
     assert re.search(why, record.getMessage())
 
 
-def test_a_missing_one_says_how_to_build_it(backends, tmp_path, monkeypatch):
+def test_a_missing_one_and_a_built_one_of_another_colmet_say_how_to_build_it(backends, tmp_path, monkeypatch):
     with pytest.raises(BackendUnavailable, match=f"`make -C {backends}/lib_made_up` builds it .it needs gcc"):
         load()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(BackendUnavailable, match="builds it"):
         load()
-
-
-def test_a_built_one_of_another_colmet_says_so(backends):
     build(backends / "lib_made_up", source(ABI - 1, 1))
     with pytest.raises(BackendUnavailable, match=f"speaks ABI {ABI - 1}.*builds it"):
         load()

@@ -133,10 +133,3 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch
     assert names.tables(9 * 10**9, [backend]) == []
     names.join(20)
     assert asked == ["/maps/RAPL_mapping.1.csv", "/maps/RAPL_mapping.3.csv"], "what was said last counts"
-
-
-def test_the_directory_of_the_command_line_is_where_it_was_at_the_start(fake, monkeypatch):
-    monkeypatch.chdir(fake.path)
-    names = CounterNames(fake.host, "maps")
-    assert names._directory == f"{fake.path}/maps"
-    assert CounterNames(fake.host, "")._directory == ""

@@ -73,38 +73,18 @@ def test_omnipath_counts_in_words_of_8_bytes_where_the_user_says_so(fake):
     assert rows(opened(fake))[0]["portXmitData"] == 4 * 123456789012
 
 
-def test_64_bit_counters_are_taken_where_the_driver_has_them_apart(fake):
-    fake.tree("infiniband-mlx4-ofed")
-    total, ports = rows(opened(fake))
-    assert total == {
-        "portXmitData": 4 * 5602171943357,
-        "portRcvData": 4 * 2004499376220,
-        "portXmitPkts": 11149272223,
-        "portRcvPkts": 4628512230,
-    }
-    up, down = ports["mlx4_0/1"], ports["mlx4_0/2"]
-    assert (up["multicast_xmit_packets"], up["unicast_rcv_packets"]) == (223, 4628512000)
-    assert up["symbol_error"] == 65535
-    assert "port_xmit_wait" not in up  # this driver does not count it
-    assert (down["state"], down["physical_state"]) == (b"DOWN", b"Polling")
-    assert down["port_xmit_data"] == 2800
-
-
 def test_a_full_32_bit_counter_is_missing_and_reported_once(fake, caplog):
     fake.tree("infiniband-mlx4-ofed")
-    for port in (1, 2):
-        for file in (fake.path / MLX4.format(port).lstrip("/") / "counters_ext").iterdir():
-            file.unlink()
     backend = opened(fake)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             total, ports = rows(backend)
     assert total == {"portXmitPkts": 812345678, "portRcvPkts": 1912345678}
-    assert ports["mlx4_0/1"]["port_xmit_data"] is None
-    assert [record.args for record in caplog.records] == [
-        ("mlx4_0/1", "port_xmit_data"),
-        ("mlx4_0/1", "port_rcv_data"),
-    ]
+    up, down = ports["mlx4_0/1"], ports["mlx4_0/2"]
+    assert (up["port_xmit_data"], up["symbol_error"], down["state"]) == (None, 65535, b"DOWN")
+    assert "port_xmit_wait" not in up  # this driver does not count it
+    full = ["port=mlx4_0/1 counter=port_xmit_data", "port=mlx4_0/1 counter=port_rcv_data"]
+    assert [text.partition(" more ")[2].partition(":")[0] for text in caplog.messages] == full
     fake.write(f"{MLX4.format(1)}/state", "1: DOWN\n")
     assert rows(backend)[0].keys() == {"portXmitData", "portRcvData", "portXmitPkts", "portRcvPkts"}
     assert "perfquery -R" in caplog.text
@@ -137,11 +117,12 @@ def test_a_port_that_goes_down_and_comes_back_is_reported_and_the_sum_goes_on(fa
 
 
 def test_what_a_port_had_counted_before_it_came_up_is_no_burst(fake):
-    fake.tree("infiniband-mlx4-ofed")
+    fake.tree("infiniband-mlx5")
+    fake.write(f"{MLX5.format(1)}/state", "1: DOWN\n")
     backend = opened(fake)
     before = rows(backend)[0]
-    fake.write(f"{MLX4.format(2)}/state", "4: ACTIVE\n")
-    fake.write(f"{MLX4.format(2)}/counters_ext/port_xmit_data_64", "703\n")
+    fake.write(f"{MLX5.format(1)}/state", "4: ACTIVE\n")
+    fake.write(f"{MLX5.format(1)}/counters/port_xmit_data", f"{1000000007 + 3}\n")
     assert rows(backend)[0] == {**before, "portXmitData": before["portXmitData"] + 12}
 
 

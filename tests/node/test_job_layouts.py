@@ -350,9 +350,6 @@ class NoFiles(Host):
 
     count = 0
 
-    def path(self, path):
-        return super().path(path)
-
     def open(self, path):
         self.count += 1
         return super().open(path)

@@ -38,7 +38,6 @@ class Fake(InputBackend):
     schema = Schema("fake_default", "job", [Field("cpu", "nsec", "counter"), Field("mem", "kbytes", "gauge")])
     why_not = ""
     wanted = True
-    rows = 1
     closed = 0
 
     @classmethod
@@ -54,7 +53,7 @@ class Fake(InputBackend):
             raise BackendUnavailable(self.why_not)
 
     def sample(self, jobs):
-        return [Sample(job.id, {"cpu": 1_250_000_000}) for job in jobs] * self.rows
+        return [Sample(job.id, {"cpu": 1_250_000_000}) for job in jobs]
 
     def close(self):
         type(self).closed += 1

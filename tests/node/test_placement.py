@@ -13,7 +13,7 @@ import pytest
 
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.textfiles import MAX_CPUS, parse_cpu_list
-from colmet.node.placement import Placement
+from colmet.node.placement import NICE, Placement
 from tests.support.place import skip_refused
 
 
@@ -145,8 +145,8 @@ def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake,
 
 def test_priority_is_lowered_and_never_raised(fake, threads):
     threads.nices.update({11: 15, 12: -5})
-    Placement(fake.host, nice=10).lower_priority()
-    assert threads.nices == {10: 10, 11: 15, 12: 10}
+    Placement(fake.host).lower_priority()
+    assert threads.nices == {10: NICE, 11: 15, 12: NICE}
 
 
 @pytest.mark.live

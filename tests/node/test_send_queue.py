@@ -13,6 +13,8 @@ from colmet.common.wire import Decoder, v1
 from colmet.node.delivery.link import NodeLink
 from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import Dropped, EncodedBatch
+from colmet.node.delivery.uplink import Times, Uplink
+from tests.support.node_link import FakePush
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 # What may wait for somebody else, of all that Python and its libraries call.
@@ -74,7 +76,9 @@ def test_a_thread_that_hangs_does_not_delay_the_tick_and_what_overflows_is_named
         go_on.wait(60)
 
     outbox.add = hang
-    link = NodeLink("h", outbox, [NoRoute()], queue.take, queue.fd)
+    push = FakePush()
+    push.connected = False
+    link = NodeLink("h", outbox, [Uplink("uri", push, None, Times(), time.monotonic())], queue.take, queue.fd)
     link.start()
     queue.put(batch(1))
     assert hangs.wait(20)
@@ -91,33 +95,6 @@ def test_a_thread_that_hangs_does_not_delay_the_tick_and_what_overflows_is_named
     assert dropped and max(dropped) < min(kept or [100_002])
     assert caplog.text.count("batch dropped") == 5
     queue.close()
-
-
-class NoRoute:
-    """A collector that is never there."""
-
-    class Push:
-        socket = None
-        connected = True
-
-    push = Push()
-    link = None
-    state = None
-
-    def usable(self, now):
-        return False
-
-    def notice(self, now):
-        return False
-
-    def receive(self):
-        return []
-
-    def look(self, now):
-        return False
-
-    def hello(self, now, waiting):
-        return False
 
 
 def test_counters_say_what_became_of_all():

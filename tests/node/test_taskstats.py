@@ -335,11 +335,6 @@ def test_live_without_the_right_the_backend_says_which_one(root):
     assert "CAP_NET_ADMIN" in done.stdout and "root" in done.stdout
 
 
-def test_a_backend_that_is_not_open_says_so():
-    with pytest.raises(BackendUnavailable):
-        list(TaskstatsBackend(Host()).sample([]))
-
-
 # -- netlink --
 
 

@@ -9,17 +9,16 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options, Rare
-from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.network import DEVICES, FULL, PORTS
+from colmet.common.tables.network import DEVICES, FULL, PORT_COUNTERS, PORTS
 from colmet.common.tables.network import INFINIBAND as SCHEMA
 from colmet.common.tables.network import INFINIBAND_COUNTERS as AGENT_COUNTERS
-from colmet.common.tables.network import PORT_COUNTERS as COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.kernel.textfiles import Sums
+from colmet.node.kernel.textfiles import Sums, parse_file
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +34,7 @@ _DATA = {  # column of the sums -> counter of a port
     "portRcvPkts": "port_rcv_packets",
 }
 _IN_WORDS = ("port_xmit_data", "port_rcv_data")
-_WAYS = ("xmit", "rcv")
-# If `counters` has 32 bits, drivers of that time have 64 here: kernels before 4.5, and Mellanox OFED 2 to 4.
-_WIDE = {
-    **{name: f"{name}_64" for name in _DATA.values()},
-    **{f"{cast}_{way}_packets": f"port_{cast}_{way}_packets" for cast in ("unicast", "multicast") for way in _WAYS},
-}
+_COUNTERS = [field.name for field in PORT_COUNTERS]
 
 
 class Port(NamedTuple):
@@ -59,14 +53,77 @@ def parse_count(text: bytes) -> int:
     return int(text)
 
 
-class PortReader:
-    """Reader of the ports in the kernel's sysfs; counts parts of ports that could not be read or parsed as failures."""
+class InfinibandBackend(InputBackend):
+    """One row of the node, and one for each port; a word of the ports' data counters has `word_bytes`."""
 
-    def __init__(self, host: Host) -> None:
+    name = "infiniband"
+    schema = SCHEMA
+    others = (PORTS,)
+    agent_counters = AGENT_COUNTERS
+    blocking = True
+
+    def __init__(self, host: Host, word_bytes: int = 4) -> None:
         self._host = host
-        self.failures = 0
+        self._failures = 0  # parts of ports that could not be read or parsed
+        self._word_bytes = word_bytes
+        self._sums = Sums()
+        self._was_active = False
+        self._once = OnceLog(log)
 
-    def read(self) -> list[Port]:
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        parser.add_argument(
+            "--enable-infiniband", action="store_true", help="measure InfiniBand, Omni-Path and RoCE ports"
+        )
+        parser.add_argument(
+            "--omnipath",
+            action="store_true",
+            help=Rare("count data in words of 8 bytes, as Omni-Path adapters do (default: 4, as InfiniBand)"),
+        )
+        parser.require("--enable-infiniband", "--omnipath")
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:
+        if not options.enable_infiniband:
+            return None
+        return cls(host, 8 if options.omnipath else 4)
+
+    def open(self) -> None:
+        if not self._read():
+            raise BackendUnavailable(
+                "this node has no InfiniBand, Omni-Path or RoCE port; load the adapter's driver (mlx5_ib, hfi1, ...), "
+                "or start without --enable-infiniband"
+            )
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        ports = self._read()
+        if not ports:
+            raise BackendUnavailable("all ports have gone; has the adapter's driver been unloaded?")
+        rows = []
+        unknown = set()
+        for port in ports:
+            values: dict[str, int | None] = dict(port.counters)
+            is_active = port.labels.get("state") == "ACTIVE"  # data can go through
+            for name in _DATA.values():
+                if values.get(name) == FULL:
+                    values[name] = None
+                    self._once.warning(
+                        f"counter of 32 bits is full and counts no more port={port.name} counter={name}: reset it "
+                        "with 'perfquery -R'"
+                    )
+                    if is_active:
+                        unknown.add(name)
+                elif name in _IN_WORDS and name in port.counters:
+                    values[name] = port.counters[name] * self._word_bytes
+            self._was_active |= is_active
+            self._sums.add(port.name, {name: values.get(key) for name, key in _DATA.items()}, is_active)
+            labels = {name: text.encode("ascii", "replace") for name, text in port.labels.items()}
+            rows.append(Sample(NODE_JOB, {"port": port.name.encode(), **labels, **values}, PORTS))
+        sums = self._sums.totals() if self._was_active else {}
+        totals: dict[str, Value] = {name: total for name, total in sums.items() if _DATA[name] not in unknown}
+        return [Sample(NODE_JOB, totals), *rows]
+
+    def _read(self) -> list[Port]:
         """Return all ports; none if the node has no device."""
         listed = [
             (f"{device}/{number}", f"{DEVICES}/{device}/ports/{number}")
@@ -92,114 +149,25 @@ class PortReader:
 
     def _counters(self, path: str) -> dict[str, int]:
         offered = self._host.sorted_names(f"{path}/counters")
-        wide = self._host.sorted_names(f"{path}/counters_ext")
-        counters = {}
-        for field in COUNTERS:
-            name = field.name
-            value = None
-            if _WIDE.get(name) in wide:
-                value = self._counter(f"{path}/counters_ext/{_WIDE[name]}")
-            elif name in offered:
-                value = self._counter(f"{path}/counters/{name}")
-            if value is not None:
-                counters[name] = value
-        return counters
+        read = {name: self._counter(f"{path}/counters/{name}") for name in _COUNTERS if name in offered}
+        return {name: value for name, value in read.items() if value is not None}
 
     def _counter(self, file: str) -> int | None:
         try:
             data = self._host.read(file)
+            # "N/A (no PMA)", of virtual functions
+            return None if data.startswith(b"N/A") else parse_file(file, data, parse_count)
         except OSError as err:
             if not is_gone(err) and err.errno not in _NOT_OFFERED:
                 self._failed(err)
-            return None
-        if data.startswith(b"N/A"):  # "N/A (no PMA)", of virtual functions
-            return None
-        try:
-            return parse_count(data)
-        except ValueError:
-            self._failed(ParseError(file, data[:80]))
-            return None
+        except ParseError as err:
+            self._failed(err)
+        return None
 
     def _failed(self, err: Exception) -> None:
-        self.failures += 1
-        if powers_of_ten(self.failures):
-            log.error("cannot read part of a port failures=%d: %s", self.failures, err)
-
-
-class InfinibandBackend(InputBackend):
-    """One row of the node, and one for each port; a word of the ports' data counters has `word_bytes`."""
-
-    name = "infiniband"
-    schema = SCHEMA
-    others = (PORTS,)
-    agent_counters = AGENT_COUNTERS
-    blocking = True
-
-    def __init__(self, host: Host, word_bytes: int = 4) -> None:
-        self._reader = PortReader(host)
-        self._word_bytes = word_bytes
-        self._sums = Sums()
-        self._was_active = False
-        self._full: set[tuple[str, str]] = set()  # ports and counters
-
-    @classmethod
-    def add_options(cls, parser: Options) -> None:
-        parser.add_argument(
-            "--enable-infiniband", action="store_true", help="measure InfiniBand, Omni-Path and RoCE ports"
-        )
-        parser.add_argument(
-            "--omnipath",
-            action="store_true",
-            help=Rare("count data in words of 8 bytes, as Omni-Path adapters do (default: 4, as InfiniBand)"),
-        )
-        parser.require("--enable-infiniband", "--omnipath")
-
-    @classmethod
-    def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:
-        if not options.enable_infiniband:
-            return None
-        return cls(host, 8 if options.omnipath else 4)
-
-    def open(self) -> None:
-        if not self._reader.read():
-            raise BackendUnavailable(
-                "this node has no InfiniBand, Omni-Path or RoCE port; load the adapter's driver (mlx5_ib, hfi1, ...), "
-                "or start without --enable-infiniband"
-            )
-
-    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        ports = self._reader.read()
-        if not ports:
-            raise BackendUnavailable("all ports have gone; has the adapter's driver been unloaded?")
-        rows = []
-        unknown = set()
-        for port in ports:
-            values: dict[str, int | None] = dict(port.counters)
-            is_active = port.labels.get("state") == "ACTIVE"  # data can go through
-            for name in _DATA.values():
-                if values.get(name) == FULL:
-                    values[name] = None
-                    self._tell_full(port.name, name)
-                    if is_active:
-                        unknown.add(name)
-                elif name in _IN_WORDS and name in port.counters:
-                    values[name] = port.counters[name] * self._word_bytes
-            self._was_active |= is_active
-            self._sums.add(port.name, {name: values.get(key) for name, key in _DATA.items()}, is_active)
-            labels = {name: text.encode("ascii", "replace") for name, text in port.labels.items()}
-            rows.append(Sample(NODE_JOB, {"port": port.name.encode(), **labels, **values}, PORTS))
-        sums = self._sums.totals() if self._was_active else {}
-        totals: dict[str, Value] = {name: total for name, total in sums.items() if _DATA[name] not in unknown}
-        return [Sample(NODE_JOB, totals), *rows]
-
-    def _tell_full(self, port: str, counter: str) -> None:
-        if (port, counter) not in self._full:
-            self._full.add((port, counter))
-            log.warning(
-                "counter of 32 bits is full and counts no more port=%s counter=%s: reset it with 'perfquery -R'",
-                port,
-                counter,
-            )
+        self._failures += 1
+        if powers_of_ten(self._failures):
+            log.error("cannot read part of a port failures=%d: %s", self._failures, err)
 
     def counters(self) -> dict[str, int]:
-        return {"part_failures": self._reader.failures}
+        return {"part_failures": self._failures}

@@ -29,7 +29,7 @@ from colmet.common.tables.tasks import JOBPROC as SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.textfiles import TICK_NS, Values, parse_stat
+from colmet.node.kernel.textfiles import TICK_NS, Values, parse_file, parse_stat
 
 log = logging.getLogger(__name__)
 
@@ -119,32 +119,20 @@ class _Process:
 
         If it has ended, an OSError says so: see `is_gone`.
         """
-        data = self._statm.read()
-        try:
-            of = parse_statm(data)
-            # RssShmem is in status alone, which costs the kernel six times as much as statm: it is read when the
-            # mapped size, or the shared pages, which include it, have changed
-            if (of.size, of.mapped) != self.shape:
-                self._read_status()
-                self.shape = (of.size, of.mapped)
-            memory = [of.resident, self._shmem_kb, of.size, of.anonymous, of.mapped]
-        except ValueError as err:
-            raise ParseError(self._statm.path, data[:80]) from err
-        data = self._stat.read()
-        try:
-            stat = parse_stat(data)
-        except (ValueError, IndexError) as err:
-            raise ParseError(self._stat.path, data[:80]) from err
-        cpu_ns = stat.cpu_ns + stat.charged_ns
+        of = parse_file(self._statm.path, self._statm.read(), parse_statm)
+        # RssShmem is in status alone, which costs the kernel six times as much as statm: it is read when the mapped
+        # size, or the shared pages, which include it, have changed
+        if (of.size, of.mapped) != self.shape:
+            parse_file(self.status.path, self.status.read(), self._take_status)
+            self.shape = (of.size, of.mapped)
+        stat = parse_file(self._stat.path, self._stat.read(), parse_stat)
         self.began_ns = stat.began_ns + TICK_NS
         try:
-            data = self._io.read()
+            io = parse_file(self._io.path, self._io.read(), parse_io)
         except PermissionError:
-            return [*_NO_IO, cpu_ns, *memory]
-        try:
-            return [*parse_io(data), cpu_ns, *memory]
-        except ValueError as err:
-            raise ParseError(self._io.path, data[:80]) from err
+            io = _NO_IO
+        memory = [of.resident, self._shmem_kb, of.size, of.anonymous, of.mapped]
+        return [*io, stat.cpu_ns + stat.charged_ns, *memory]
 
     def read_if_alive(self) -> list[int] | None:
         """Return its values; None if it has ended. Closes its files on any error."""
@@ -156,19 +144,11 @@ class _Process:
                 raise
             return None
 
-    def _read_status(self) -> None:
-        status = self.status.read()
-        try:
-            self.ppid = number_after(status, b"\nPPid:")
-            self.cpu_mask = parse_cpu_mask(status)
-            if b"\nRssShmem:" in status:
-                self._shmem_kb = number_after(status, b"\nRssShmem:")
-            elif b"\nVmRSS:" in status:
-                self._shmem_kb = MISSING_INT  # before Linux 4.5
-            else:
-                self._shmem_kb = 0  # a zombie or a kernel thread has no memory
-        except (ValueError, IndexError) as err:
-            raise ParseError(self.status.path, status[:80]) from err
+    def _take_status(self, status: bytes) -> None:
+        self.ppid = number_after(status, b"\nPPid:")
+        self.cpu_mask = parse_cpu_mask(status)
+        # a zombie or a kernel thread has no memory
+        self._shmem_kb = number_after(status, b"\nRssShmem:") if b"\nRssShmem:" in status else 0
 
     def close(self) -> None:
         self._io.close()
@@ -189,39 +169,29 @@ class UncountedJobs:
     def __init__(self, host: Host) -> None:
         self.columns_counted: JobValue = lambda job: None
         self._host = host
-        self._former: dict[int, Kept] = {}  # statm by pid, of the last tick
-        self._files: dict[int, Kept] = {}  # of this one
-        self._answers: dict[int, object] = {}  # the results of reading them, see `_read`
+        self._files: dict[int, Kept] = {}  # statm by pid, of the last tick
         self._had: set[int] = set()  # jobs that have or had a process
         self._once = OnceLog(log)
 
     def sample(self, jobs: Sequence[Job]) -> list[Sample]:
         """Return a row for each job with uncounted values that has or had a process."""
-        self._read_all(jobs)
-        rows = [Sample(job.id, row) for job in jobs if (row := self._row(job)) is not None]
-        self._close_unread()
-        return rows
-
-    def _read_all(self, jobs: Sequence[Job]) -> None:
-        """Read the files of the processes of these jobs."""
-        self._former.update(self._files)
-        self._files = {}
         self._had.intersection_update([job.id for job in jobs])
         questions = {}  # each process once, though it may be in the cgroups of several jobs
         for job in jobs:
             if MEMORY not in (self.columns_counted(job) or ()):
                 for pid in job.pids():
-                    questions[pid] = Question(pid, job.party, partial(self._read, pid, self._former.get(pid)))
-        self._answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
-
-    def _close_unread(self) -> None:
-        """Close the files of processes not read at this tick."""
-        for pid, file in self._former.items():
-            if self._files.get(pid) is not file:
+                    questions[pid] = Question(pid, job.party, partial(self._read, pid, self._files.get(pid)))
+        answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
+        former = self._files
+        self._files = {pid: answer[0] for pid, answer in answers.items() if isinstance(answer, tuple)}
+        for pid, file in former.items():
+            if answers.get(pid) is NO_ANSWER:
+                self._files[pid] = file
+            elif self._files.get(pid) is not file:
                 file.close()
-        self._former, self._answers = {}, {}
+        return [Sample(job.id, row) for job in jobs if (row := self._row(job, answers)) is not None]
 
-    def _row(self, job: Job) -> Values | None:
+    def _row(self, job: Job, answers: Mapping[int, object]) -> Values | None:
         """Return the values of a job's row; None if its cgroups count all of it, or it has never had a process."""
         lacks = {MEMORY, TASKS}.difference(self.columns_counted(job) or ())
         if not lacks:
@@ -233,14 +203,14 @@ class UncountedJobs:
             return None
         row: Values = {"processes": len(pids), "tasks": tasks}
         if MEMORY in lacks:
-            row.update(self._memory(job.id, pids))
+            row.update(self._memory(job.id, pids, answers))
         return row
 
-    def _memory(self, job: int, pids: Sequence[int]) -> dict[str, int]:
+    def _memory(self, job: int, pids: Sequence[int], answers: Mapping[int, object]) -> dict[str, int]:
         """Return the memory of processes; nothing if it is unknown for a live one."""
         resident = size = anonymous = mapped = found = silent = 0
         for pid in pids:
-            answer = self._answers[pid]
+            answer = answers[pid]
             if isinstance(answer, PermissionError):
                 self._once.warning(
                     "cannot read /proc/<pid>/statm of all processes: memory in jobprocstats_default is missing for "
@@ -253,16 +223,9 @@ class UncountedJobs:
             if isinstance(answer, Exception):
                 raise answer
             if not isinstance(answer, tuple):
-                if answer is NO_ANSWER:
-                    silent += 1
-                    if pid in self._former:
-                        self._files[pid] = self._former[pid]
+                silent += answer is NO_ANSWER
                 continue
-            self._files[pid], data = answer
-            try:
-                of = parse_statm(data)
-            except ValueError as err:
-                raise ParseError(f"/proc/{pid}/statm", data[:80]) from err
+            of = parse_file(f"/proc/{pid}/statm", answer[1], parse_statm)
             found += 1
             size += of.size
             resident += of.resident
@@ -288,9 +251,9 @@ class UncountedJobs:
 
     def close(self) -> None:
         """Close the files; can be called twice."""
-        self._former.update(self._files)
+        for file in self._files.values():
+            file.close()
         self._files = {}
-        self._close_unread()
 
 
 class JobprocBackend(InputBackend):
@@ -361,24 +324,18 @@ class JobprocBackend(InputBackend):
         others = {pid for one, members in self._members.items() if one != job.id for pid in members}
         self._rows_of([job])
         for pid, process in former.items():
-            if pid in self._processes:
-                if self._processes[pid] is not process:
-                    process.close()
-            elif pid in own - others:
-                process.close()
-            else:
+            if pid not in self._processes and pid not in own - others:
                 self._processes[pid] = process
+            elif self._processes.get(pid) is not process:
+                process.close()
 
     def last(self, job: Job) -> Sample | None:
         """Return the counters of a job's processes as last read; None if it had none."""
         self._members.pop(job.id, None)
         self._looks.pop(job.id, None)
-        totals = None
-        if self._totals.knows(job.id):
-            totals = self._totals.update(
-                job.id, np.empty(0, np.int64), np.empty((0, len(_OF_PROCESS.fields)), np.int64)
-            )
-            self._totals.forget(job.id)
+        none = np.empty((0, len(_OF_PROCESS.fields)), np.int64)
+        totals = self._totals.update(job.id, none[:, 0], none)
+        self._totals.forget(job.id)
         if totals is None:
             return None
         values = as_values(_OF_PROCESS, totals)

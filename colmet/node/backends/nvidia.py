@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from colmet.common.config.cli import Options
@@ -45,11 +46,6 @@ class _Share(NamedTuple):
     processes: Sequence[Process] | None  # the job's on it; None if unknown
 
 
-def _is_in(part: Gpu, gpu: Gpu) -> bool:
-    """Return whether a part is this GPU, or an instance of it."""
-    return gpu.uuid in (part.uuid, part.parent)
-
-
 def _all(gpus: Iterable[Gpu], column: str) -> list[float] | None:
     """Return a column's numbers of all GPUs; None if one is missing: the sum of the rest would be misleading."""
     values = [gpu.values.get(column) for gpu in gpus]
@@ -76,8 +72,8 @@ def _of_job(
     return {
         "power": _rounded(folded(sum, "power")),
         "temperature": _rounded(folded(max, "temperature", whole_gpus)),
-        "utilization-gpu": _rounded(folded(_mean, "utilization_gpu")),
-        "utilization-memory": _rounded(folded(_mean, "utilization_memory")),
+        "utilization-gpu": _rounded(folded(fmean, "utilization_gpu")),
+        "utilization-memory": _rounded(folded(fmean, "utilization_memory")),
         **{f"memory-{part}": _mib(folded(sum, f"memory_{part}")) for part in ("total", "free", "used")},
         "gpus": len(shares),
         "gpus_idle": idle,
@@ -116,10 +112,6 @@ def _of_gpu(gpu: Gpu, jobs: Iterable[int], owners: Mapping[int, set[int]]) -> di
         "processes": len(processes) if known else None,
         "processes_no_job": sum(process.pid not in owners for process in processes) if known else None,
     }
-
-
-def _mean(numbers: list[float]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def _rounded(value: float | None) -> int | None:
@@ -216,7 +208,13 @@ class NvidiaBackend(InputBackend):
                 samples += [Sample(job_id, _of_share(share), JOBS) for share in some]
         for gpu in gpus:
             if not gpu.lost:
-                theirs = [job_id for job_id, some in shares.items() if any(_is_in(share.gpu, gpu) for share in some)]
+                # its own, or those of its instances
+                theirs = {
+                    job_id
+                    for job_id, some in shares.items()
+                    for share in some
+                    if gpu.uuid in (share.gpu.uuid, share.gpu.parent)
+                }
                 samples.append(Sample(NODE_JOB, _of_gpu(gpu, theirs, owners), GPUS))
         return samples
 

@@ -28,7 +28,7 @@ from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
 from colmet.node.kernel import perfevents
 from colmet.node.kernel.perfevents import Event, EventChoice
-from colmet.node.kernel.perfjobs import CountedEvent, EventColumn, JobEvents, PerfPlaces
+from colmet.node.kernel.perfjobs import EventColumn, JobEvents, PerfPlaces
 from colmet.node.schedule import Every
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class PerfhwBackend(InputBackend):
                 "--perfhw-list, such as page_faults and task_clock, which every machine has"
             )
         self._columns = self._make_columns(supported)
-        self._places.refresh(anyway=True)
+        self._places.mounts.refresh(anyway=True)
 
     def _find(self) -> list[tuple[int, Event]]:
         """Return the events possible on this machine, with their numbers; warn of each of the others."""
@@ -165,12 +165,11 @@ class PerfhwBackend(InputBackend):
 
     def _make_columns(self, numbered: Iterable[tuple[int, Event]]) -> list[EventColumn]:
         """Return columns for the choices; those of the same event share one count."""
-        counted = {column.counted.event: column.counted for column in self._columns}
         columns = []
         for number, event in numbered:
             choice = self._choices[number - 1]
             every = Every(choice.period_s, self._monotonic) if choice.period_s is not None else None
-            columns.append(EventColumn(number, counted.setdefault(event, CountedEvent(event)), choice.job_id, every))
+            columns.append(EventColumn(number, event, choice.job_id, every))
         return columns
 
     def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
@@ -209,7 +208,7 @@ class PerfhwBackend(InputBackend):
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         self._ticks += 1
-        self._places.refresh()
+        self._places.mounts.refresh()
         listed = set(jobs)
         for job in [job for job in self._jobs if job not in listed]:
             self._end(self._jobs.pop(job))
@@ -246,7 +245,7 @@ class PerfhwBackend(InputBackend):
         return row
 
     def counter_names(self) -> Sequence[CounterName]:
-        units = {column.number: column.counted.event.unit for column in self._columns}
+        units = {column.number: column.event.unit for column in self._columns}
         return [
             CounterName(f"counter_{n}", choice.name, units.get(n, "count")) for n, choice in enumerate(self._choices, 1)
         ]
@@ -307,10 +306,8 @@ class PerfhwBackend(InputBackend):
     def _extend(self, job: Job, state: JobEvents) -> None:
         """Count also on CPUs that the job got after its events were opened."""
         more = self._places.cpus(job) - state.cpus
-        if more:
-            directory = self._directory(job, state)
-            if directory:
-                self._open(job, state, directory, state.wanted(), more)
+        if more and (directory := self._directory(job, state)):
+            self._open(job, state, directory, state.wanted(), more)
 
     def _directory(self, job: Job, state: JobEvents) -> str:
         """Return the cgroup of the job's events; empty without one."""
@@ -323,9 +320,7 @@ class PerfhwBackend(InputBackend):
             self._count_uncounted(state, group.why)
         return group.path
 
-    def _open(
-        self, job: Job, state: JobEvents, directory: str, events: Sequence[CountedEvent], cpus: frozenset[int]
-    ) -> bool:
+    def _open(self, job: Job, state: JobEvents, directory: str, events: Sequence[Event], cpus: frozenset[int]) -> bool:
         """Open events on some CPUs; return whether they are open."""
         assert self._library is not None  # it is open
         try:
@@ -337,8 +332,8 @@ class PerfhwBackend(InputBackend):
                 state.try_at = self._ticks + SLOW_TICKS
                 self._count_uncounted(state, f"events of jobs cannot be opened: {self._remedy(err)}")
             return False
-        for counted, code in refused:
-            self._refused(next(column.number for column in self._columns if column.counted is counted), code)
+        for event, code in refused:
+            self._refused(next(column.number for column in self._columns if column.event == event), code)
         return True
 
     def _row(self, job: Job, state: JobEvents, columns: Sequence[EventColumn]) -> Sample | None:

@@ -97,7 +97,6 @@ class TaskstatsBackend(InputBackend):
     capabilities = frozenset(("CAP_NET_ADMIN",))  # generic netlink, fork events, buffers beyond the system's limit
 
     def __init__(self, host: Host, state_dir: str = "") -> None:
-        self._host = host
         self._once = OnceLog(log)
         self._source = TaskSource(host)
         self._states = TaskStates(host)
@@ -151,7 +150,7 @@ class TaskstatsBackend(InputBackend):
 
     def _listen(self) -> None:
         self._source.listen()
-        self.fd = self._source.fd
+        self.fd = -1 if self._source.exits is None else self._source.exits.fd
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         self._keep_only({job.id for job in jobs})

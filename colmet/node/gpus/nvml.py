@@ -213,11 +213,8 @@ class NvmlReader(GpuReader):
         if compute is None:
             return None
         memory: dict[int, int | None] = {}
-        for process in (
-            *compute,
-            *(self._listed("Graphics", handle) or ()),
-            *(self._listed("MPSCompute", handle) or ()),
-        ):
+        others = [process for kind in ("Graphics", "MPSCompute") for process in self._listed(kind, handle) or ()]
+        for process in (*compute, *others):
             used = _number(process.usedGpuMemory, 64)
             memory[process.pid] = max([n for n in (used, memory.get(process.pid)) if n is not None], default=None)
         busy = self._utilization(handle, uuid) if with_utilization and memory else {}

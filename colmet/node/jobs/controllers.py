@@ -16,7 +16,6 @@ from colmet.node.jobs.places import ABSENT, PlaceState
 
 # Controllers that count something: their names in cgroup v1, and in v2. v2 counts CPU time without any.
 WANTED = {"cpu": "cpu", "cpuacct": "cpu", "memory": "memory", "blkio": "io", "pids": "pids"}
-WANTED_V2 = ("cpu", "memory", "io", "pids")
 _OAR, _SLURM = re.compile(r"/oar(?:/|\.slice|$)"), re.compile(r"/(?:[^/]*_)?slurm")
 _OAR_2 = (
     'set `my $Enable_mem_cg = "YES";` in job_resource_manager_cgroups.pl on the server of OAR '

@@ -76,9 +76,6 @@ class Job:
         self._user_searches = 0
         self._within: set[str] = set()
 
-    def __repr__(self) -> str:
-        return f"Job({self.id}, {self.user!r}, {list(self.cgroups)})"
-
     @property
     def identity(self) -> str:
         """Text unique among all jobs and units since the machine's boot; the same after a restart of the agent."""
@@ -146,13 +143,11 @@ class Job:
         by side has none, as no directory holds all of it. After a few misses, only one call in 32 searches again.
         """
         misses = self._misses.get(controller, 0)
-        if misses >= _EAGER_MISSES and misses % _RARE_MISSES:
-            self._misses[controller] = misses + 1
-            return None
-        path = self.place(controller)
-        if path is not None and self._host.is_directory(path):
-            self._misses.pop(controller, None)
-            return path
+        if misses < _EAGER_MISSES or not misses % _RARE_MISSES:
+            path = self.place(controller)
+            if path is not None and self._host.is_directory(path):
+                self._misses.pop(controller, None)
+                return path
         self._misses[controller] = misses + 1
         return None
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.host.host import Host, is_gone
-from colmet.common.host.processes import Processes
 from colmet.common.text import counted
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
@@ -133,7 +132,9 @@ class Finder:
                 names = ()  # counted there; its tasks may be readable
             groups.append(path)
             todo += [(f"{path.rstrip('/')}/{name}", depth + 1) for name in reversed(names)]
-        if job_id != _NOBODY and beyond != (noted := self._too_many.pop(job_id, 0)):
+        noted = self._too_many.pop(job_id, 0)
+        if beyond and job_id != _NOBODY:
+            self._too_many[job_id] = beyond
             before, self.left_out = self.left_out, self.left_out + max(0, beyond - noted)
             if powers_of_ten(self.left_out, before):
                 log.warning(
@@ -141,8 +142,6 @@ class Finder:
                     "directories=%d",
                     *(job_id, self.left_out),
                 )
-        if job_id != _NOBODY and beyond:
-            self._too_many[job_id] = beyond
         return groups
 
     def keys(self, found: FoundJob) -> set[tuple[str, int]]:
@@ -176,6 +175,7 @@ class JobSource:
         unit: tasks to measure as job 0.
 
     Attributes:
+        processes: reads files of the jobs' processes.
         started, ended: numbers of jobs that began and ended.
         fd: readable when a scan would find a change.
     """
@@ -210,6 +210,7 @@ class JobSource:
         self.started = 0
         self.ended = 0
         self.fd = self._directories.fd
+        self.processes = host.processes
 
     def counters(self) -> dict[str, int]:
         """Return the counters of the search and of the reads of processes, by column of `agent_default`."""
@@ -225,11 +226,6 @@ class JobSource:
             "reads_left_out": self.processes.left_out,
             "reads_waiting": self.processes.waiting,
         }
-
-    @property
-    def processes(self) -> Processes:
-        """The reader of files of the jobs' processes."""
-        return self._host.processes
 
     def scan(self) -> JobScan:
         """Return the present jobs, and the changes since the last scan. Without events, no file is opened."""
@@ -268,7 +264,7 @@ class JobSource:
         if self.fd >= 0:
             self._directories.close()
             self._mounts.close()
-            self._host.processes.close()
+            self.processes.close()
             for job in self._jobs.values():
                 job.reopen()
             if self._unit is not None:

@@ -16,14 +16,10 @@ HERE = str(Path(__file__).resolve().parents[1] / "backends")
 
 
 def load(folder: str, abi: int, variable: str) -> CDLL:
-    """Load a library built in a folder beside the backends; BackendUnavailable says how to build it.
+    """Load ``lib_rapl.so`` of the folder ``lib_rapl`` beside the backends; BackendUnavailable says how to build it.
 
-    Args:
-        folder: of its source, ``lib_rapl``; the library in it is ``lib_rapl.so``, and its function ``lib_rapl_abi``
-            has no argument and returns an int, its ABI number.
-        abi: the ABI number of this Colmet.
-        variable: of the environment, may name another file, or a folder with such a file. One of another ABI is
-            refused with a warning, and the built one is used.
+    Its function ``lib_rapl_abi`` returns its ABI number. A variable of the environment may name another file, or a
+    folder with such a file. One of another ABI is refused with a warning, and the built one is used.
     """
     built = os.path.join(HERE, folder, f"{folder}.so")
     named = os.environ.get(variable, "")

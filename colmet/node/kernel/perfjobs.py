@@ -19,6 +19,7 @@ from colmet.common.schema import Value
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.kernel import perfevents
+from colmet.node.kernel.perfevents import Event
 from colmet.node.kernel.textfiles import cpu_files, parse_cpu_list
 from colmet.node.schedule import Every
 
@@ -53,17 +54,13 @@ class PerfPlaces:
         self.failures = 0  # groups that could not be made, filled or removed
         self._host = host
         self._make_groups = make_groups
-        self._mounts = Mounts(host)
+        self.mounts = Mounts(host)
         self._unused: set[str] = set()
         self._found_left = False
 
-    def refresh(self, anyway: bool = False) -> None:
-        """Read the mounts again if they have changed, or anyway."""
-        self._mounts.refresh(anyway)
-
     def group(self, job: Job) -> PerfGroup:
         """Return the cgroup of a job; make it if requested."""
-        point = self._mounts.v1.get("perf_event")
+        point = self.mounts.v1.get("perf_event")
         directory = job.directory("perf_event" if point is not None else "unified")
         if directory is not None:
             is_ours = point is not None and self._make_groups and self.is_ours(directory)
@@ -101,7 +98,7 @@ class PerfPlaces:
     def close(self) -> None:
         """Release descriptors; can be called twice. Groups stay while their jobs run: the next agent uses them."""
         self._found_left = False
-        self._mounts.close()
+        self.mounts.close()
 
     def is_ours(self, path: str) -> bool:
         """Return whether this agent or an earlier one made a group."""
@@ -161,7 +158,7 @@ class PerfPlaces:
 
     def find_left(self, jobs: Iterable[Job]) -> None:
         """Find, once, the groups made by an earlier agent for jobs that have ended since."""
-        point = self._mounts.v1.get("perf_event")
+        point = self.mounts.v1.get("perf_event")
         if self._found_left or not self._make_groups or point is None:
             return
         self._found_left = True
@@ -184,7 +181,7 @@ class PerfPlaces:
 
         Remaining processes of a group are moved to the top group; a group that is still in use stays marked.
         """
-        point = self._mounts.v1.get("perf_event", "")
+        point = self.mounts.v1.get("perf_event", "")
         for path in sorted(self._unused, key=len, reverse=True) if point else ():
             if not self._remove(path):
                 with contextlib.suppress(OSError):
@@ -276,20 +273,13 @@ class PerfUse:
 _NOTHING = [0, 0, 0]
 
 
-class CountedEvent:
-    """A counted event, as a key of tables: one object for each event at a time."""
-
-    def __init__(self, event: perfevents.Event) -> None:
-        self.event = event
-
-
 class EventColumn:
     """One column, and the column of its scale."""
 
-    def __init__(self, number: int, counted: CountedEvent, job_id: int | None, every: Every | None) -> None:
+    def __init__(self, number: int, event: Event, job_id: int | None, every: Every | None) -> None:
         self.number = number
         self.counter, self.scale = f"counter_{number}", f"scale_{number}"  # their names
-        self.counted = counted
+        self.event = event
         self.job_id = job_id  # the only job counted; None for all
         self.every = every  # times of its values; None for every sample
 
@@ -297,7 +287,7 @@ class EventColumn:
 class _OpenedEvents:
     """Events of one job that were opened together."""
 
-    def __init__(self, counters: perfevents.EventCounters, events: Sequence[CountedEvent], descriptors: int) -> None:
+    def __init__(self, counters: perfevents.EventCounters, events: Sequence[Event], descriptors: int) -> None:
         self.counters = counters
         # of the events still wanted, in the result of `counters.read`
         self.places = {event: 3 * n for n, (event, code) in enumerate(zip(events, counters.errors)) if not code}
@@ -321,7 +311,7 @@ class JobEvents:
         self.columns = columns  # those of the job
         self.missing = self.wanted()  # wanted events that are not open
         self.cpus: frozenset[int] = frozenset()  # on which they are counted
-        self.refused: set[CountedEvent] = set()  # not supported by one of the CPUs
+        self.refused: set[Event] = set()  # not supported by one of the CPUs
         self.group = ""  # the group made for the job, "" for its own or none
         self.use = PerfUse(host)  # searches the job for other users of perf
         self.yields = False  # whether the job uses perf itself: no event may be open then
@@ -336,13 +326,13 @@ class JobEvents:
         """Whether events are open."""
         return bool(self._opened)
 
-    def wanted(self) -> list[CountedEvent]:
+    def wanted(self) -> list[Event]:
         """Return the events in its columns, each once."""
-        return list(dict.fromkeys(column.counted for column in self.columns))
+        return list(dict.fromkeys(column.event for column in self.columns))
 
     def open(
-        self, library: perfevents.PerfLibrary, directory: str, events: Sequence[CountedEvent], cpus: frozenset[int]
-    ) -> list[tuple[CountedEvent, int]]:
+        self, library: perfevents.PerfLibrary, directory: str, events: Sequence[Event], cpus: frozenset[int]
+    ) -> list[tuple[Event, int]]:
         """Open events of a cgroup on some CPUs; return those that a CPU does not support, each with the errno.
 
         OSError: nothing can be counted; EMFILE: no descriptors are left.
@@ -353,7 +343,7 @@ class JobEvents:
         try:
             group = self._host.open(directory)
             try:
-                counters = perfevents.EventCounters(library, group, [counted.event for counted in events], cpus)
+                counters = perfevents.EventCounters(library, group, events, cpus)
             finally:
                 os.close(group)
         except BaseException:
@@ -361,8 +351,8 @@ class JobEvents:
             raise
         self._opened.append(_OpenedEvents(counters, events, count))
         self.cpus |= cpus
-        refused = [(counted, code) for counted, code in zip(events, counters.errors) if code]
-        self.refused.update(counted for counted, _ in refused)
+        refused = [(event, code) for event, code in zip(events, counters.errors) if code]
+        self.refused.update(event for event, _ in refused)
         return refused
 
     def change(self, columns: Sequence[EventColumn]) -> None:
@@ -385,8 +375,8 @@ class JobEvents:
             self.cpus = frozenset()
         self.refused.intersection_update(wanted)
         have = self.refused.union(*[opened.places for opened in self._opened])
-        before = {column.counted: counts for column, counts in self._before.items() if column.counted in have}
-        self._before = {column: before[column.counted] for column in columns if column.counted in before}
+        before = {column.event: counts for column, counts in self._before.items() if column.event in have}
+        self._before = {column: before[column.event] for column in columns if column.event in before}
         self.missing = [event for event in wanted if event not in have]
         self.try_at = 0
 
@@ -396,25 +386,23 @@ class JobEvents:
         found: dict[str, Value] = {}
         before = self._before
         for column in columns:
-            now = counts.get(column.counted)
+            now = counts.get(column.event)
             if now is not None:
                 grown = [later - former for later, former in zip(now, before.get(column, _NOTHING))]
                 before[column] = now
                 found[column.counter], found[column.scale] = perfevents.scaled(*grown)
         return found
 
-    def _read(self) -> dict[CountedEvent, list[int]]:
+    def _read(self) -> dict[Event, list[int]]:
         """Return count, ns enabled and ns counted of each event, summed over its open counters."""
-        counts: dict[CountedEvent, list[int]] = {}
+        counts: dict[Event, list[int]] = {}
         for opened in self._opened:
             read = opened.counters.read()
-            for counted, at in opened.places.items():
-                found = read[at : at + 3]
-                if counted in counts:
-                    found = [one + other for one, other in zip(found, counts[counted])]
-                counts[counted] = found
-        for counted in self.refused:
-            counts.pop(counted, None)
+            for event, at in opened.places.items():
+                former = counts.get(event, _NOTHING)
+                counts[event] = [count + other for count, other in zip(read[at : at + 3], former)]
+        for event in self.refused:
+            counts.pop(event, None)
         return counts
 
     def release(self) -> None:

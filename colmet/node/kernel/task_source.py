@@ -96,7 +96,7 @@ class ForkEvents:
 
         Parent's thread and process, child's thread and process. The parent of a thread is its process's parent.
         """
-        parts = []
+        parts = [_NO_FORKS]
         while True:
             try:
                 lengths = self._socket.receive_many(self._inbox, len(self._inbox.slots))
@@ -118,9 +118,7 @@ class ForkEvents:
             parts.append(numbers if whole.all() else numbers[whole])
             if len(slots) < len(self._inbox.slots):
                 break
-        if len(parts) > 1:
-            return np.concatenate(parts)
-        return parts[0] if parts else _NO_FORKS
+        return np.concatenate(parts)
 
     def close(self) -> None:
         """Stop listening; can be called twice."""
@@ -160,11 +158,6 @@ class TaskSource:
         self._delays = np.array([place for place, name in enumerate(FIELDS) if name in DELAY_FIELDS])
         self._delayacct = host.keep(DELAYACCT)
 
-    @property
-    def fd(self) -> int:
-        """Descriptor that is readable when there are exit records; -1 while not listening."""
-        return -1 if self.exits is None else self.exits.fd
-
     def open(self) -> None:
         """Connect, and query one task to detect missing requirements now: BackendUnavailable."""
         self.close()
@@ -199,8 +192,7 @@ class TaskSource:
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
         """Return the same as `TaskstatsClient.query`; delays not counted by the kernel are missing."""
-        if self.client is None:
-            raise BackendUnavailable("taskstats is not open")
+        assert self.client is not None  # it is open
         found, values = self.client.query(tids)
         self._remove_delays(values)
         return found, values

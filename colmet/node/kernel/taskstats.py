@@ -170,8 +170,6 @@ class TaskstatsClient:
             PermissionError: the process lacks CAP_NET_ADMIN.
             OSError: answers were lost three times over.
         """
-        if not len(tids):
-            return _NO_TASKS, _NO_VALUES
         found, values = [_NO_TASKS], [_NO_VALUES]
         for start in range(0, len(tids), self.BATCH):
             some = tids[start : start + self.BATCH]
@@ -253,9 +251,6 @@ class Exits(NamedTuple):
 
     ids: Ints  # thread, process, parent process; shape (n, 3)
     values: Ints  # their final counters; shape (n, fields), in the order of `FIELDS`
-
-
-_NO_EXITS = Exits(_NO_IDS, _NO_VALUES)
 
 
 class SequenceCount:
@@ -368,10 +363,7 @@ class ExitRecords:
         values: list[Ints] = []
         room, used = len(self._inbox.slots), 0
         parts: list[tuple[SequenceCount, int]] = []  # CPUs with records in the inbox, and the ends of their records
-        ready = self._epoll.poll(0)
-        if not ready:
-            return _NO_EXITS
-        for fd, _ in ready:
+        for fd, _ in self._epoll.poll(0):
             listener, count = self._sockets[fd]
             while True:
                 try:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import compress
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeVar, Union
 
 from colmet.common.errors import ParseError
 from colmet.common.host.host import Host, is_gone
@@ -19,6 +19,7 @@ from colmet.common.host.processes import NoAnswer, Question
 from colmet.common.schema import Value
 from colmet.node.jobs.job import Job
 
+_Parsed = TypeVar("_Parsed")
 Values = dict[str, Value]
 Parser = Callable[[bytes, Values], None]
 Columns = Mapping[str, Union[str, tuple[str, int]]]  # key in a file -> column, or column and factor of the number
@@ -32,6 +33,14 @@ def _measured(number: int) -> int:
     if not 0 <= number < _UNLIMITED:
         raise ValueError(f"{number} is out of range")
     return number
+
+
+def parse_file(path: str, data: bytes, parse: Callable[[bytes], _Parsed]) -> _Parsed:
+    """Return the result of a parser for the data of a file; ParseError for another form."""
+    try:
+        return parse(data)
+    except (ValueError, IndexError) as err:
+        raise ParseError(path, data[:80]) from err
 
 
 def number(column: str) -> Parser:
@@ -140,8 +149,6 @@ def has_counted(data: bytes) -> bool:
 class Blocks:
     """Sums over block devices, without devices that consist of others: the kernel counts the I/O of both."""
 
-    MAX_DEVICES = 1000
-
     def __init__(self, host: Host) -> None:
         self._host = host
         self._known: dict[bytes, bool] = {}
@@ -154,8 +161,6 @@ class Blocks:
         """
         known = self._known.get(device)
         if known is None:
-            if len(self._known) >= self.MAX_DEVICES:
-                self._known.clear()
             parts = f"/sys/dev/block/{device.decode('ascii', 'replace')}/slaves"
             known = self._known[device] = b":" in device and not self._host.sorted_names(parts)
         return known
@@ -272,15 +277,11 @@ def ask_stats(host: Host, asked: Iterable[tuple[int, str]]) -> list[Stat | NoAns
 def _read(host: Host, pid: int) -> Stat | None:
     path = f"/proc/{pid}/stat"
     try:
-        data = host.read(path)
+        return parse_file(path, host.read(path), parse_stat)
     except OSError as err:
         if not is_gone(err):
             raise
         return None
-    try:
-        return parse_stat(data)
-    except (ValueError, IndexError) as err:
-        raise ParseError(path, data[:80]) from err
 
 
 MAX_TOTAL = 2**63 - 1  # largest value of a column
