@@ -106,13 +106,8 @@ class _Source(ABC):
     def parse(self, parts: Iterable[Part], parse: Callable[[Part], T], command: str) -> list[T]:
         """Return the parsed parts of an answer; those in an unknown form are skipped, counted and logged.
 
-        Args:
-            parts: such as jobs.
-            parse: returns a part's value, or raises FormError.
-            command: as an administrator types it.
-
-        Raises:
-            BatchError: no part is in a known form; the text shows the first one, and names its faulty field.
+        `parse` returns a part's value, or raises FormError; `command` is as an administrator types it. BatchError if no
+        part is in a known form: the text shows the first one, and names its faulty field.
         """
         values: list[T] = []
         first: BatchError | None = None
@@ -183,11 +178,7 @@ class RecordSource(_Source):
         """Return the records of an answer that count, with the dependencies that were kept.
 
         Two records of one run that name different users contradict each other: neither counts, and both are counted as
-        skipped. A job that was not asked for is no error: Slurm adds the other tasks of an array.
-
-        Args:
-            records: of one answer; None for what did not run.
-            jobs: numbers that were asked for; None for all.
+        skipped. A job that is not among `jobs`, those asked for, is no error: Slurm adds the other tasks of an array.
         """
         by_run: dict[tuple[int, int], list[JobRecord]] = {}
         for record in records:
