@@ -114,14 +114,6 @@ def test_where_the_name_service_is_away_nobody_is_taken_for_unknown(monkeypatch,
 # -- the forms of their answers --
 
 
-def test_the_start_of_the_file_is_no_login():
-    assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
-    assert parse_last(LAST) == ["bob", "eve"]
-    assert parse_last(LAST, only_users=False) == ["bob", "reboot", "eve"]
-    assert parse_last("\nwtmp begins Sat Nov 21\n") == []
-    assert parse_last("/var/lib/wtmpdb/wtmp.db has no entries\n") == []
-
-
 # Debian 13's `last`, of wtmpdb.
 WTMPDB = """bob         pts/0        192.0.2.7        Fri Nov 28 04:01 - still logged in
 soft-reboot system boot  6.11.10-amd64    Fri Nov 28 04:00 - still running
@@ -131,8 +123,13 @@ reboot      system boot  6.11.10-amd64    Fri Nov 28 03:58 - 04:00  (00:02)
 """
 
 
-def test_entries_of_the_machine_are_no_users():
+def test_entries_of_the_machine_and_the_start_of_the_file_are_no_logins():
     assert parse_last(WTMPDB) == ["bob"]
+    assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
+    assert parse_last(LAST) == ["bob", "eve"]
+    assert parse_last(LAST, only_users=False) == ["bob", "reboot", "eve"]
+    assert parse_last("\nwtmp begins Sat Nov 21\n") == []
+    assert parse_last("/var/lib/wtmpdb/wtmp.db has no entries\n") == []
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def is_endless(handler):
         (b"{}", "does colmet-web"),
         (b'{"success": true, "data": {"\\u001b[2J": 7}}', r"data['\x1b[2J'] is 7, not an object"),
         ((404, {}, b""), "status 404; is it colmet-web?"),
-        ((429, {"Retry-After": "0"}, b"{\"error\": \"too many\"}"), "too many"),
+        ((429, {"Retry-After": "0"}, b'{"error": "too many"}'), "too many"),
         ((302, {"Location": "https://elsewhere/\x1b[2J"}, b""), r"the interface is at 'https://elsewhere/\x1b[2J'"),
         ((500, {}, b""), "status 500"),
         ((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b"), "not JSON"),
