@@ -66,7 +66,7 @@ class RequestedJob(TypedDict):
 
     requested_h_vmem_strval: str  # requested memory for each slot, such as "2G"; "" without a request
     requested_h_vmem_dblval: float  # the same in bytes; 0.0 without a request
-    hostname: dict[str, dict[str, str]]  # host -> "master", "slave" or the number of an array's task -> peak bytes, as text
+    hostname: dict[str, dict[str, str]]  # host -> "master", "slave" or an array's task -> peak bytes, as text
 
 
 class Owner(TypedDict):

@@ -93,15 +93,10 @@ class JobRecord(NamedTuple):
 
 
 class _Source(ABC):
-    """What both kinds of sources share. Every method raises `BatchError` if no answer is available.
+    """What both kinds of sources share. Every method raises `BatchError` if no answer is available."""
 
-    Attributes:
-        name: of the batch system.
-        skipped: number of jobs, queues and records skipped so far: of an unknown form, or contradictory.
-    """
-
-    name: ClassVar[str]
-    skipped: int = 0
+    name: ClassVar[str]  # of the batch system
+    skipped: int = 0  # jobs, queues and records skipped so far: of an unknown form, or contradictory
 
     def parse(self, parts: Iterable[Part], parse: Callable[[Part], T], command: str) -> list[T]:
         """Return the parsed parts of an answer; those in an unknown form are skipped, counted and logged.
@@ -228,10 +223,7 @@ def find_record_sources(text: str) -> list[RecordSource]:
     """Return the sources of records of a list such as `slurm,oar=http://server/oarapi`; empty for `none`.
 
     `auto` are those whose commands or files are here. Behind a name: the URL of OAR's REST interface, the path of Grid
-    Engine's accounts.
-
-    Raises:
-        ConfigError: an unknown name, or an unusable URL.
+    Engine's accounts. ConfigError for an unknown name, or an unusable URL.
     """
     sources: dict[str, RecordSource] = {}
     for word in dict.fromkeys(part.strip() for part in text.split(",")):

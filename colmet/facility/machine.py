@@ -205,10 +205,9 @@ class Disks:
         self.missing: set[str] = set()  # paths missing at the last query
 
     def spaces(self) -> list[Space]:
-        """Return the space of the existing ones; each missing one is logged once, when it disappears.
+        """Return the space of the existing ones; DisksSilent if some do not answer.
 
-        Raises:
-            DisksSilent: some do not answer.
+        Each missing one is logged once, when it disappears.
         """
         devices = self._devices()
         found, silent = [], []

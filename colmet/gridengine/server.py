@@ -130,8 +130,7 @@ class Fetched(NamedTuple):
 def checked_address(text: str) -> str:
     """Return the address of a server, a URL or HOST:PORT without TLS, as a URL without a final slash.
 
-    Raises:
-        ConfigError: it is neither; the text does not repeat a password.
+    ConfigError for others; its text does not repeat a password.
     """
     if "://" not in text:
         match = _PLACE.fullmatch(text)
