@@ -27,7 +27,7 @@ class Deadlines:
     def call(
         self, name: str, deadline_s: float, function: Callable[[], T], go_on: Callable[[], bool] = lambda: True
     ) -> T:
-        """Return the function's result, or raise its exception; SourceFailed after its timeout, or one still blocked.
+        """Return the function's result, or raise its exception; SourceFailed where it, or an earlier one, hangs.
 
         `name` is of the source, with one call at a time. `go_on` is called meanwhile, several times a second; once it
         returns False, the timeout is short.
