@@ -39,11 +39,7 @@ class BatchError(ColmetError):
 
 
 class AskError(BatchError):
-    """A command of a batch system did not answer.
-
-    Attributes:
-        why: as that of `CommandFailed`: "absent", "status", "late" or "".
-    """
+    """A command of a batch system did not answer; `why` is as that of `CommandFailed`."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(text)
@@ -62,8 +58,7 @@ def ask(
 ) -> str:
     """Run a command of a batch system and return its output, with messages in English; `env` is added to its own.
 
-    Raises:
-        AskError: the command is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.
+    AskError where it is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.
     """
     try:
         return run(Command(argv, deadline_s, env=env, max_answer=MAX_ANSWER)).decode("utf-8", "replace")

@@ -106,8 +106,7 @@ def condor_job(ad: dict[str, object], now: float) -> BatchJob:
 class HTCondor(BatchSystem):
     """HTCondor, queried with its own commands.
 
-    Args:
-        queues: names of the queues for `queues`, each with a ClassAd expression satisfied by its jobs; "": all jobs.
+    Each of its queues is a name with a ClassAd expression satisfied by its jobs; "": all jobs.
     """
 
     name: ClassVar[str] = "condor"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, ClassVar, NamedTuple
 from xml.etree.ElementTree import Element
 
-from colmet.batch import answers
+from colmet.batch import answers, systems
 from colmet.batch.answers import (
     LONG_TEXT,
     AskError,
@@ -33,20 +33,7 @@ from colmet.batch.answers import (
 )
 from colmet.batch.gridengine_memory import parse_memory, parse_number
 from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, child_text, read_elements
-from colmet.batch.systems import (
-    CANCELLED,
-    DONE,
-    FAILED,
-    NODE_FAILED,
-    OUT_OF_MEMORY,
-    RUNNING,
-    TIMEOUT,
-    BatchJob,
-    BatchSystem,
-    JobRecord,
-    Queue,
-    RecordSource,
-)
+from colmet.batch.systems import BatchJob, BatchSystem, JobRecord, Queue, RecordSource
 from colmet.common.errors import CommandFailed
 from colmet.common.host.command import Command
 
@@ -101,11 +88,7 @@ def make_command(argv: Sequence[str]) -> Command:
 
 
 def run_command(command: Command) -> bytes:
-    """Return the output of a command, filtered by `Sieve`.
-
-    Raises:
-        AskError: it is missing, fails, prints more than `MAX_BYTES`, or reaches its timeout.
-    """
+    """Return the output of a command, filtered by `Sieve`; AskError as of `answers.ask`."""
     try:
         return answers.run(command)
     except CommandFailed as err:
@@ -228,11 +211,7 @@ def _queue(name: str, tasks: Sequence[Task]) -> Queue:
 
 
 def account(line: str) -> JobRecord | None:
-    """Return the record of a line of the accounts; None for a part of a parallel job, or a task that did not start.
-
-    Raises:
-        FormError: another form.
-    """
+    """Return the record of a line of the accounts; None for a part of a parallel job, or a task that did not start."""
     words = line.split(":")
     if len(words) < _FIELDS:
         raise FormError("fields")
@@ -281,15 +260,15 @@ def account(line: str) -> JobRecord | None:
 def _state(failed: int, status: int, signal: int | None, is_out: bool, is_over: bool) -> str:
     if failed in (_LIMIT, _AFTER):
         if is_out:
-            return OUT_OF_MEMORY
+            return systems.OUT_OF_MEMORY
         if failed == _LIMIT or is_over:
-            return TIMEOUT
-        return CANCELLED if signal in _KILLS else FAILED
+            return systems.TIMEOUT
+        return systems.CANCELLED if signal in _KILLS else systems.FAILED
     if failed in _RESCHEDULED:
-        return CANCELLED
+        return systems.CANCELLED
     if failed in _NOT_STARTED:
-        return NODE_FAILED
-    return FAILED if failed or status else DONE
+        return systems.NODE_FAILED
+    return systems.FAILED if failed or status else systems.DONE
 
 
 def running_record(task: Task) -> JobRecord | None:
@@ -301,7 +280,7 @@ def running_record(task: Task) -> JobRecord | None:
         job=int(task.number),
         system=SYSTEM,
         batch_id=task.number if index is None else f"{task.number}.{index}",
-        state=RUNNING,
+        state=systems.RUNNING,
         started=int(task.started),
         owner=task.user,
         name=task.name,
@@ -449,11 +428,7 @@ class GridEngine(BatchSystem):
 
 
 class GridEngineRecords(RecordSource):
-    """Records from qstat, of PATH, and the accounts.
-
-    Args:
-        path: of the accounts; "" for those of SGE_ROOT and SGE_CELL.
-    """
+    """Records from qstat, of PATH, and the accounts at a path; "" is that of SGE_ROOT and SGE_CELL."""
 
     name: ClassVar[str] = SYSTEM
 

@@ -62,18 +62,11 @@ class BatchHost(TypedDict):
 
 
 class RequestedJob(TypedDict):
-    """Requested and peak memory of a job.
+    """Requested and peak memory of a job."""
 
-    Attributes:
-        requested_h_vmem_strval: requested memory for each slot, such as "2G"; "" without a request.
-        requested_h_vmem_dblval: the same in bytes; 0.0 without a request.
-        hostname: host -> {"master": bytes as text, "slave": bytes as text}, or {task number: bytes as text} for an
-            array job: the peak usage there.
-    """
-
-    requested_h_vmem_strval: str
-    requested_h_vmem_dblval: float
-    hostname: dict[str, dict[str, str]]
+    requested_h_vmem_strval: str  # requested memory for each slot, such as "2G"; "" without a request
+    requested_h_vmem_dblval: float  # the same in bytes; 0.0 without a request
+    hostname: dict[str, dict[str, str]]  # host -> "master", "slave" or an array's task -> peak bytes, as text
 
 
 class Owner(TypedDict):
@@ -144,17 +137,9 @@ Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an arr
 def read_memory(
     qhost: bytes, qstat: bytes, encoding: str, granted: Granted | None = None, names: tuple[str, str] = COMMANDS
 ) -> QmemData:
-    """Return hosts and owners from the output of `qhost -j -xml` and `qstat -j '*' -xml`.
+    """Return hosts and owners from the output of `qhost -j -xml` and `qstat -j '*' -xml`; BatchError for others.
 
-    Args:
-        qhost: output of the first.
-        qstat: output of the second.
-        encoding: of both.
-        granted: returns the granted slots if these two leave them open; None without a source.
-        names: of both, for errors.
-
-    Raises:
-        BatchError: one of them is not the output of that command.
+    `granted` returns the granted slots if these two leave them open; `names` are of both, for errors.
     """
     hosts, left_out = parse_qhost(qhost, encoding, names[0])
     jobs, left_out_too = parse_qstat(qstat, encoding, names[1])

@@ -122,20 +122,8 @@ class MemoryWatch:
     The last good answers are kept for `KEPT_PERIODS`, or four times as long as they took; older ones are not returned.
     Reading the cache never blocks on a refresh.
 
-    Args:
-        source: of the answers.
-        period_s: seconds between two refreshes; at least as long as one lasts.
-        encoding: of the answers.
-        clock: monotonic seconds.
-
-    Attributes:
-        refreshes: number of successful ones.
-        failures: number of failed ones.
-        left_out: unusable jobs and tasks of the last good answers.
-        why: reason of the last refresh's failure; "" if it succeeded.
-
-    Raises:
-        ConfigError: unknown encoding.
+    `left_out` counts unusable jobs and tasks of the last good answers; `why` is the reason of the last refresh's
+    failure, "" if it succeeded. ConfigError for an unknown encoding.
     """
 
     def __init__(

@@ -33,17 +33,10 @@ _LONGEST = 48  # characters of a reference, and of those tags, but for their las
 def read_elements(
     data: bytes, encoding: str, name: str, path: tuple[str, ...], keep: frozenset[str] | None = None
 ) -> Iterator[Element]:
-    """Yield each element at a place of a document, as soon as it has been read.
+    """Yield each element at a place of a document, as soon as it has been read; BatchError for another document.
 
-    Args:
-        data: output of a command, filtered by `Sieve` or complete.
-        encoding: of it. Invalid bytes become U+FFFD: else one user's job could make all others unreadable.
-        name: of the command or file, for errors.
-        path: tags from the root on; "*" is any.
-        keep: tags of the children to keep; None for all. The others cost little.
-
-    Raises:
-        BatchError: not such a document; too large; a DOCTYPE; unknown encoding.
+    Invalid bytes become U+FFFD: else one user's job could make all others unreadable. `path` has the tags from the root
+    on, "*" is any; `keep` those of the children to keep, None for all: the others cost little.
     """
     reader = _ElementReader(name, path, keep)
     for text in _mend_tags(_decode(data, encoding, name)):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+from colmet.batch import systems
 from colmet.batch.answers import (
     DEADLINE_S,
     LONG_TEXT,
@@ -33,19 +34,7 @@ from colmet.batch.answers import (
     unknown_form,
     whole_below,
 )
-from colmet.batch.systems import (
-    CANCELLED,
-    DONE,
-    FAILED,
-    NODE_FAILED,
-    RUNNING,
-    TIMEOUT,
-    BatchJob,
-    BatchSystem,
-    JobRecord,
-    Queue,
-    RecordSource,
-)
+from colmet.batch.systems import BatchJob, BatchSystem, JobRecord, Queue, RecordSource
 from colmet.common.errors import ConfigError
 from colmet.common.http_client import HttpClient, HttpFailure, parse_url
 
@@ -78,25 +67,25 @@ TIMEOUT_S = 20.0  # of one step of a request
 # The first of these events that a failed job has names its cause. WALLTIME brings a FRAG_JOB_REQUEST by OAR itself;
 # else that is a person's.
 CAUSES: Mapping[str, str] = {
-    "WALLTIME": TIMEOUT,
-    "BESTEFFORT_KILL": CANCELLED,
+    "WALLTIME": systems.TIMEOUT,
+    "BESTEFFORT_KILL": systems.CANCELLED,
     **dict.fromkeys(
         (
             *("PING_CHECKER_NODE_SUSPECTED_END_JOB", "PING_CHECKER_NODE_SUSPECTED", "CPUSET_ERROR"),
             *("CANNOT_CREATE_TMP_DIRECTORY", "CANNOT_WRITE_NODE_FILE", "CANNOT_WRITE_PID_FILE", "RESERVATION_NO_NODE"),
             *("LAUNCHING_OAREXEC_TIMEOUT", "SSH_TRANSFER_TIMEOUT", "EXIT_VALUE_OAREXEC"),
         ),
-        NODE_FAILED,
+        systems.NODE_FAILED,
     ),
     **dict.fromkeys(
         (
             *("PROLOGUE_ERROR", "EPILOGUE_ERROR", "SERVER_PROLOGUE_ERROR", "SERVER_PROLOGUE_TIMEOUT"),
             *("SERVER_PROLOGUE_EXIT_CODE_ERROR", "WORKING_DIRECTORY", "OUTPUT_FILES", "USER_SHELL"),
         ),
-        FAILED,
+        systems.FAILED,
     ),
-    "FRAG_JOB_REQUEST": CANCELLED,
-    "EXTERMINATE_JOB": NODE_FAILED,
+    "FRAG_JOB_REQUEST": systems.CANCELLED,
+    "EXTERMINATE_JOB": systems.NODE_FAILED,
 }
 # Names of the REST interface, and of OAR 3, whose oarstat prints those of its database, without resources.
 _OTHER_NAMES = {
@@ -150,12 +139,8 @@ def listed_job(content: object, now: float) -> ListedJob:
 def job_record(content: object, heads: Collection[int] = ()) -> JobRecord | None:
     """Return the record of a job of oarstat, or of the REST interface; None if it did not run.
 
-    Args:
-        content: of JSON.
-        heads: numbers of jobs that are the first of an array, as far as others show it.
-
-    Raises:
-        FormError: a field is missing; the text names it.
+    `heads` are numbers of jobs that are the first of an array, as far as others show it. FormError names the missing
+    field.
     """
     if not isinstance(content, dict):
         raise FormError("no object")
@@ -176,7 +161,7 @@ def job_record(content: object, heads: Collection[int] = ()) -> JobRecord | None
     ended = must(moment_or_none(job.get("stopTime"), "stopTime"), "stopTime") if is_over else None
     status = count(job.get("exit_code")) if is_over else None
     code, signal = exit_of(status)
-    state, reason = _end(said, status, job.get("events")) if is_over else (RUNNING, None)
+    state, reason = _end(said, status, job.get("events")) if is_over else (systems.RUNNING, None)
     array, index = _array(job, number, heads)
     wanted = text(job.get("wanted_resources"), 1024) or ""
     return JobRecord(
@@ -209,10 +194,10 @@ def _end(said: str, status: int | None, events: object) -> tuple[str, str]:
     types = [one.get("type") for one in events if isinstance(one, dict)] if isinstance(events, list) else []
     cause = next((one for one in CAUSES if one in types), None)
     if said == "Terminated" and status == 0:
-        return DONE, said
+        return systems.DONE, said
     if cause is not None:
         return CAUSES[cause], cause
-    return (DONE if said == "Terminated" and status is None else FAILED), said
+    return (systems.DONE if said == "Terminated" and status is None else systems.FAILED), said
 
 
 def _array(job: Mapping[str, object], number: int, heads: Collection[int]) -> tuple[str | None, int | None]:
@@ -339,10 +324,9 @@ class OarRecords(_OarSource):
 
 
 class OarRestRecords(_OarSource):
-    """Records from OAR's REST interface.
+    """Records from OAR's REST interface; ConfigError where its URL is none such as http://127.0.0.1:6668/oarapi.
 
-    Args:
-        url: such as http://127.0.0.1:6668/oarapi; user and password may stand before the host. ConfigError for others.
+    User and password may stand before the host.
     """
 
     def __init__(self, url: str) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+from colmet.batch import systems
 from colmet.batch.answers import (
     LONG_TEXT,
     MAX_SIGNAL,
@@ -45,20 +46,7 @@ from colmet.batch.answers import (
     unknown_form,
     whole_below,
 )
-from colmet.batch.systems import (
-    CANCELLED,
-    DONE,
-    FAILED,
-    NODE_FAILED,
-    OUT_OF_MEMORY,
-    RUNNING,
-    TIMEOUT,
-    BatchJob,
-    BatchSystem,
-    JobRecord,
-    Queue,
-    RecordSource,
-)
+from colmet.batch.systems import BatchJob, BatchSystem, JobRecord, Queue, RecordSource
 
 log = logging.getLogger(__name__)
 
@@ -93,18 +81,23 @@ NO_ACCOUNTS_S = 3600.0  # between two tries of sacct where Slurm keeps no accoun
 MAX_LISTED = 10_000  # tasks of one waiting array that are listed one by one; all are counted
 
 STATES: Mapping[str, str] = {
-    **dict.fromkeys(("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "RESIZING"), RUNNING),
-    **dict.fromkeys(("STAGE_OUT", "EXPEDITING", "POWER_UP_NODE"), RUNNING),
-    "COMPLETED": DONE,
-    "FAILED": FAILED,
-    **dict.fromkeys(("TIMEOUT", "DEADLINE"), TIMEOUT),
-    "OUT_OF_MEMORY": OUT_OF_MEMORY,
-    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"), NODE_FAILED),
-    **dict.fromkeys(("CANCELLED", "PREEMPTED", "REQUEUED", "REVOKED", "SPECIAL_EXIT", "REQUEUE_HOLD"), CANCELLED),
+    **dict.fromkeys(
+        ("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "RESIZING"), systems.RUNNING
+    ),
+    **dict.fromkeys(("STAGE_OUT", "EXPEDITING", "POWER_UP_NODE"), systems.RUNNING),
+    "COMPLETED": systems.DONE,
+    "FAILED": systems.FAILED,
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), systems.TIMEOUT),
+    "OUT_OF_MEMORY": systems.OUT_OF_MEMORY,
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"), systems.NODE_FAILED),
+    **dict.fromkeys(
+        ("CANCELLED", "PREEMPTED", "REQUEUED", "REVOKED", "SPECIAL_EXIT", "REQUEUE_HOLD"), systems.CANCELLED
+    ),
 }
 WAIT = ("PENDING", "REQUEUE_FED")
 HELD = ("SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-_QUEUE_STATES = {RUNNING: "running", **dict.fromkeys((CANCELLED, TIMEOUT), "removed")}  # all others are finished
+# All others are finished.
+_QUEUE_STATES = {systems.RUNNING: "running", systems.CANCELLED: "removed", systems.TIMEOUT: "removed"}
 
 _ARRAY = re.compile(r"([0-9]+)_\[(.+)\]")
 _CLOCK = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)")
@@ -191,7 +184,7 @@ def exit_code_of(words: str) -> tuple[int | None, int | None]:
 def state_of(said: str, why: str = "") -> tuple[str, str | None]:
     """Return the state and the reason for Slurm's words, such as "CANCELLED by 1000"; FormError for unknown words."""
     state = must(STATES.get(said.split(" ", 1)[0].rstrip("+")), "state")
-    if state == RUNNING:
+    if state == systems.RUNNING:
         return state, None
     return state, text(said if why in _NO_REASON else f"{said}: {why}")
 
@@ -272,18 +265,14 @@ def job_record(
 ) -> JobRecord | None:
     """Return the record of a run from squeue or sacct; None if the job did not run; FormError for another form.
 
-    Args:
-        fields: by sacct's names.
-        exit_status: exit code and signal, if it has ended.
-        allocated: by kind of resource.
-        walltime_s: its limit in seconds; None without one.
+    `fields` are by sacct's names, `allocated` by kind of resource; `exit_status` is exit code and signal.
     """
     job = must(count(fields["JobIDRaw"]), "JobIDRaw")
     started, ended, submitted = [moment_or_none(fields[one], one, _NO_TIME) for one in ("Start", "End", "Submit")]
     if started is None or fields["State"] in WAIT:
         return None  # of one that waits, squeue prints the planned start
     state, reason = state_of(fields["State"], fields.get("Reason", ""))
-    is_over = state != RUNNING
+    is_over = state != systems.RUNNING
     if is_over and fields["NodeList"] in _NO_NODES and not fields.get("AllocTRES"):
         return None  # cancelled while it waited
     requested = tres(fields.get("ReqTRES", ""))

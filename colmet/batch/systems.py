@@ -93,26 +93,16 @@ class JobRecord(NamedTuple):
 
 
 class _Source(ABC):
-    """What both kinds of sources share. Every method raises `BatchError` if no answer is available.
+    """What both kinds of sources share. Every method raises `BatchError` if no answer is available."""
 
-    Attributes:
-        name: of the batch system.
-        skipped: number of jobs, queues and records skipped so far: of an unknown form, or contradictory.
-    """
-
-    name: ClassVar[str]
-    skipped: int = 0
+    name: ClassVar[str]  # of the batch system
+    skipped: int = 0  # jobs, queues and records skipped so far: of an unknown form, or contradictory
 
     def parse(self, parts: Iterable[Part], parse: Callable[[Part], T], command: str) -> list[T]:
         """Return the parsed parts of an answer; those in an unknown form are skipped, counted and logged.
 
-        Args:
-            parts: such as jobs.
-            parse: returns a part's value, or raises FormError.
-            command: as an administrator types it.
-
-        Raises:
-            BatchError: no part is in a known form; the text shows the first one, and names its faulty field.
+        `parse` returns a part's value, or raises FormError; `command` is as an administrator types it. BatchError if no
+        part is in a known form: the text shows the first one, and names its faulty field.
         """
         values: list[T] = []
         first: BatchError | None = None
@@ -183,11 +173,7 @@ class RecordSource(_Source):
         """Return the records of an answer that count, with the dependencies that were kept.
 
         Two records of one run that name different users contradict each other: neither counts, and both are counted as
-        skipped. A job that was not asked for is no error: Slurm adds the other tasks of an array.
-
-        Args:
-            records: of one answer; None for what did not run.
-            jobs: numbers that were asked for; None for all.
+        skipped. A job that is not among `jobs`, those asked for, is no error: Slurm adds the other tasks of an array.
         """
         by_run: dict[tuple[int, int], list[JobRecord]] = {}
         for record in records:
@@ -237,10 +223,7 @@ def find_record_sources(text: str) -> list[RecordSource]:
     """Return the sources of records of a list such as `slurm,oar=http://server/oarapi`; empty for `none`.
 
     `auto` are those whose commands or files are here. Behind a name: the URL of OAR's REST interface, the path of Grid
-    Engine's accounts.
-
-    Raises:
-        ConfigError: an unknown name, or an unusable URL.
+    Engine's accounts. ConfigError for an unknown name, or an unusable URL.
     """
     sources: dict[str, RecordSource] = {}
     for word in dict.fromkeys(part.strip() for part in text.split(",")):

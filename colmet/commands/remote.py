@@ -151,11 +151,7 @@ def client_of(options: argparse.Namespace) -> InterfaceClient | None:
     if interface is None:
         return None
     url = checked_url(interface.url, True)
-    token = os.environ.get(TOKEN, "")
-    if token and not SECRET.fullmatch(token):
-        raise ConfigError(f"{TOKEN} of the environment: not a token")
-    kept = find_login(url)
-    login = Login(BEARER, token) if token else kept
+    kept, login = find_login(url), login_of(url)
     if login is not None and kept is None:
         checked_url(url, interface.allow_http)
     ca_file = kept.ca_file if kept is not None and kept.ca_file else interface.ca_file
@@ -190,20 +186,21 @@ class InterfaceClient:
         return found
 
     def read(self, path: str, parameters: Mapping[str, object] | None = None, method: str = "GET") -> bytes:
-        """Return the body of an answer; see `get`."""
+        """Return the body of an answer; see `get`. A path that begins with a slash is not below /api/v1."""
         given = {
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in (parameters or {}).items()
             if value is not None
         }
-        url = f"{self.url}/api/v1/{path}" + (f"?{urlencode(given)}" if given else "")
+        place = path if path.startswith("/") else f"/api/v1/{path}"
+        url = f"{self.url}{place}" + (f"?{urlencode(given)}" if given else "")
         for attempt in range(RETRIES + 1):
             try:
                 response = self._http.request(method, url, timeout_s=TIMEOUT_S, deadline_s=TIMEOUT_S)
                 if response.status == 200:
                     return response.body()
             except http_client.HttpFailure as err:
-                raise InterfaceError(f"{self.url}: {reason_of(err, f'{TIMEOUT_S:g} s', _EXPECTED)}") from err
+                raise InterfaceError(f"{self.url}: {_reason_of(err)}") from err
             if response.status != 429 or attempt == RETRIES:
                 break
             wait = response.headers.get("Retry-After", "")
@@ -243,11 +240,11 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def reason_of(err: http_client.HttpFailure, limit: str, expected: str) -> str:
+def _reason_of(err: http_client.HttpFailure) -> str:
     """Return why there is no answer, with the remedy."""
     cause = err.cause
     if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
-        return f"no whole answer within {limit}"
+        return f"no whole answer within {TIMEOUT_S:g} s"
     if isinstance(cause, ssl.SSLCertVerificationError):
         # an old urllib3 compares names by itself, and gives no code
         is_other = getattr(cause, "verify_code", _OTHER_NAME[0]) in _OTHER_NAME
@@ -256,7 +253,7 @@ def reason_of(err: http_client.HttpFailure, limit: str, expected: str) -> str:
     if isinstance(cause, ssl.SSLError):
         return f"no TLS: {clean(cause.reason or cause)}"
     if isinstance(cause, ConnectionRefusedError):
-        return f"{cause.strerror or cause}; {expected}"
+        return f"{cause.strerror or cause}; {_EXPECTED}"
     if cause is None:
         return str(err)
     if isinstance(cause, OSError):
@@ -309,6 +306,14 @@ def only_url() -> str:
     except ConfigError:
         return ""
     return urls[0] if len(urls) == 1 else ""
+
+
+def login_of(url: str) -> Login | None:
+    """Return the token of the environment, else `find_login`; ConfigError if either cannot be used."""
+    token = os.environ.get(TOKEN, "")
+    if token and not SECRET.fullmatch(token):
+        raise ConfigError(f"{TOKEN} of the environment: not a token")
+    return Login(BEARER, token) if token else find_login(url)
 
 
 def keep_login(url: str, login: Login) -> None:

@@ -50,12 +50,9 @@ class Facility:
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def gather(self, go_on: Callable[[], bool] = lambda: True) -> Gathered:
-        """Query every source, in a thread.
+        """Query every source, in a thread; once `go_on` returns False, the remaining ones are skipped, and failed.
 
         A history of jobs may take minutes, longer than systemd waits for a service to stop.
-
-        Args:
-            go_on: called several times a second; once it returns False, the remaining sources are skipped, and failed.
         """
         people = self.make_people()
         groups: dict[str, list[Document]] = {}

@@ -118,10 +118,7 @@ def from_options(
 ) -> CollectorOutput | None:
     """Return the output of the command line's options; None without a collector's address.
 
-    `stopping` returns whether the program is to end soon. Tests shorten the times of the link.
-
-    Raises:
-        ConfigError: an address or a key cannot be used.
+    ConfigError where an address or a key cannot be used. Tests shorten the times of the link.
     """
     if not options.zeromq_uri:
         return None
@@ -137,11 +134,7 @@ def from_options(
 class CollectorOutput:
     """Output of rows to a collector, as from a node, kept in memory. For one thread; another one sends.
 
-    Args:
-        host_name: of the rows.
-        uplinks: to the collectors.
-        times: of the link.
-        stopping: returns whether the program is to end soon.
+    `stopping` returns whether the program is to end soon.
     """
 
     def __init__(

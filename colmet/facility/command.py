@@ -44,10 +44,6 @@ PROGRAM = Program(
     name="colmet-facility",
     description="Send logins, batch queues, Jupyter users and this host's load to a facility's endpoint, or "
     "to colmet-collector: once, for cron or a timer, or every --interval.",
-    cluster=None,
-    url=None,
-    state_file=None,
-    is_alias=False,
 )
 # colmet-facility with the options, defaults and log lines of the program of this name
 AFMETRICS = Program(
@@ -190,8 +186,7 @@ def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = l
 def _print(found: Iterable[Document], needed: bool) -> bool:
     """Print documents; return whether it succeeded.
 
-    Raises:
-        BrokenPipeError: the reader has gone, and they are needed: they have no other destination.
+    BrokenPipeError where the reader has gone, and they are needed: they have no other destination.
     """
     try:
         # a file object per run: unprinted text is not retried by the next run, nor at exit

@@ -27,16 +27,10 @@ class Deadlines:
     def call(
         self, name: str, deadline_s: float, function: Callable[[], T], go_on: Callable[[], bool] = lambda: True
     ) -> T:
-        """Return the function's result, or raise its exception.
+        """Return the function's result, or raise its exception; SourceFailed where it, or an earlier one, hangs.
 
-        Args:
-            name: of the source, for the error; one call of a name at a time.
-            deadline_s: timeout in seconds.
-            function: is called in another thread.
-            go_on: called meanwhile, several times a second; once it returns False, the timeout is short.
-
-        Raises:
-            SourceFailed: timeout, of this call or of an earlier one that is still blocked.
+        `name` is of the source, with one call at a time. `go_on` is called meanwhile, several times a second; once it
+        returns False, the timeout is short.
         """
         before = self._waiting.pop(name, None)
         if before is not None and not before.ended_ns:

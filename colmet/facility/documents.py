@@ -110,11 +110,8 @@ def ended_job(cluster: str, of_it: BatchJob, user: str) -> Document:
 def write_files(groups: Iterable[DocumentGroup], token: str | None, directory: str = ".") -> None:
     """Append each document to the file of its group: JSON indented by 4, nothing between two documents.
 
-    A new file is for its owner alone, as it contains the token and names.
-
-    Raises:
-        ColmetError: a file cannot be written, is a link or not a regular file, belongs to another user, or is readable
-            or writable by others.
+    A new file is for its owner alone, as it contains the token and names. ColmetError where a file cannot be written,
+    is a link or not a regular file, belongs to another user, or others may read or write it.
     """
     for group in groups:
         if not group.documents:

@@ -65,10 +65,7 @@ class Jupyter:
     """Client of a Kubernetes cluster, for the users with pods.
 
     Address and account are those of $KUBECONFIG or ~/.kube/config or, without one, of this program's pod.
-
-    Args:
-        deadlines: for plug-ins and networks that may block for ever.
-        deadline_s: timeout in seconds for all pages of one namespace.
+    Plug-ins and networks may block for ever: `deadline_s` is for all pages of one namespace.
     """
 
     def __init__(self, deadlines: Deadlines, deadline_s: float) -> None:
@@ -79,8 +76,7 @@ class Jupyter:
     def users(self, namespace: str, label: str) -> list[str]:
         """Return the distinct values of a label, in the order of a namespace's pods with this label.
 
-        Raises:
-            SourceFailed: the cluster does not answer, or not with pods; the text suggests a remedy.
+        SourceFailed where the cluster does not answer, or not with pods; the text suggests a remedy.
         """
         until = time.monotonic() + self._deadline_s
         users, odd = self._deadlines.call(

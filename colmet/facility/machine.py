@@ -102,10 +102,7 @@ def since(before: Counted | None, now: Counted, max_age_s: float = MAX_AGE_S) ->
 class Network:
     """Traffic since the previous measurement, kept in a file from one run to the next.
 
-    Args:
-        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": owner}.
-        count: returns the present totals.
-        max_age_s: of the previous measurement, in seconds.
+    Its form is {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": owner}.
     """
 
     def __init__(self, path: str, count: Callable[[], Counted] = count_traffic, max_age_s: float = MAX_AGE_S) -> None:
@@ -195,13 +192,9 @@ def _plain(word: str) -> str:
 
 
 class Disks:
-    """Space of file systems.
+    """Space of file systems, by their mount paths or any path inside.
 
-    Args:
-        paths: their mount paths, or any path inside.
-        deadlines: for file systems without their server.
-        deadline_s: timeout of each in seconds.
-        wanted: whether they were named by an option: then a missing one is logged as a warning.
+    A missing one is logged as a warning where they are `wanted`: named by an option.
     """
 
     def __init__(self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, wanted: bool = True) -> None:
@@ -212,10 +205,9 @@ class Disks:
         self.missing: set[str] = set()  # paths missing at the last query
 
     def spaces(self) -> list[Space]:
-        """Return the space of the existing ones; each missing one is logged once, when it disappears.
+        """Return the space of the existing ones; DisksSilent if some do not answer.
 
-        Raises:
-            DisksSilent: some do not answer.
+        Each missing one is logged once, when it disappears.
         """
         devices = self._devices()
         found, silent = [], []

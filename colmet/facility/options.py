@@ -25,10 +25,10 @@ class Program(NamedTuple):
 
     name: str  # of the command
     description: str  # for its help
-    cluster: str | None  # default name of the facility; None if it is required
-    url: str | None  # default endpoint; None for none
-    state_file: str | None  # of the network counters; None for one in the state directory
-    is_alias: bool  # whether it has the options of afmetrics_collector, and logs as it did
+    cluster: str | None = None  # default name of the facility; None if it is required
+    url: str | None = None  # default endpoint; None for none
+    state_file: str | None = None  # of the network counters; None for one in the state directory
+    is_alias: bool = False  # whether it has the options of afmetrics_collector, and logs as it did
 
 
 def queue(text: str) -> tuple[str, str]:

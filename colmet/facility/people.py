@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from colmet.batch import answers
 from colmet.common.config import secretfile
@@ -35,8 +35,7 @@ Obscure = Callable[[str], str]
 def _parse_who(text: str) -> list[str]:
     """Return the users in the output of `who`, the first words of its lines, each once, in their order.
 
-    Raises:
-        ValueError: a line has another form: a user, a terminal, and more; the text is this line.
+    ValueError has a line in another form than a user, a terminal, and more.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     for line in lines:
@@ -54,34 +53,21 @@ def parse_last(text: str, only_users: bool = True) -> list[str]:
 
 
 class Logins:
-    """Client of `who`, and of `last` for the last five minutes.
+    """Client of `who`, and with `history` of `last` for the last five minutes.
 
-    Args:
-        history: run `last`, too.
-        deadline_s: timeout of each command in seconds.
-        each_once: list a user once; else, as in afmetrics_collector, again for `last`.
-        who: command line for logged-in users.
-        last: command line for past logins, without the time that it begins at.
+    A user is listed once, or else, as in afmetrics_collector, again for `last`.
     """
 
-    def __init__(
-        self,
-        history: bool,
-        deadline_s: float,
-        each_once: bool = True,
-        who: Sequence[str] = WHO,
-        last: Sequence[str] = LAST,
-    ) -> None:
+    def __init__(self, history: bool, deadline_s: float, each_once: bool = True) -> None:
         self._each_once = each_once
-        self._who = Command(who, deadline_s)
-        self._last = Command([*last, ""], deadline_s) if history else None
+        self._who = Command(WHO, deadline_s)
+        self._last = Command([*LAST, ""], deadline_s) if history else None
         self.failures = 0  # missing or unreadable answers of `last`
 
     def users(self) -> list[str]:
-        """Return the logged-in users, then those of the last five minutes.
+        """Return the logged-in users, then those of the last five minutes; SourceFailed without an answer of `who`.
 
-        Raises:
-            SourceFailed: `who` does not answer, or in another form. A failure of `last` alone is logged and counted.
+        A failure of `last` alone is logged and counted.
         """
         try:
             users = _parsed(self._who, _parse_who)
@@ -106,16 +92,9 @@ def _parsed(command: Command, parse_text: Callable[[str], list[str]]) -> list[st
 
 
 class People:
-    """Users of a Unix group, or all, with their own or obfuscated names.
+    """Members of a Unix group, by their primary or another group, or all users (""), by their names in documents.
 
-    One for each run, as group members change.
-
-    Args:
-        group: its members are reported, by their primary or another group; "" for all users.
-        obscure: makes the name in documents.
-
-    Attributes:
-        unknown: users skipped as unknown to this machine; empty without a group.
+    One for each run, as group members change. `unknown` are users skipped as unknown to this machine.
     """
 
     def __init__(self, group: str, obscure: Obscure) -> None:

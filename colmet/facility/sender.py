@@ -103,15 +103,8 @@ def hide_token(token: str, text: str) -> str:
 class DocumentSender:
     """Sender of documents to one endpoint. For one thread.
 
-    Args:
-        url: of the endpoint.
-        token: of each document; None is null.
-        ca_file: trusted certificates; None: those of the system.
-        stopping: returns whether to end soon.
-        read_token: returns the token of each run, or raises ConfigError; None: it stays the same.
-
-    Raises:
-        ConfigError: the address or the file of certificates cannot be used.
+    `stopping` returns whether to end soon; `read_token` the token of each run, if it may change, or raises ConfigError.
+    ConfigError where the address or the file of certificates cannot be used.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         options.url, options.ca_file = default.url, options.ca_file or default.ca_file
     if not options.url:
         raise ConfigError("give the URL of a server, such as http://head:8080")
-    fetched = QmemClient.with_login(server.checked_address(options.url), options.ca_file).fetch()
+    fetched = QmemClient(server.checked_address(options.url), options.ca_file).fetch()
     return Printing(options, text.SHORT_TITLES, "colmet mem").print(fetched)
 
 

@@ -64,7 +64,7 @@ def _run(argv: Sequence[str]) -> int:
     try:
         url = server.checked_address(options.place)
         status = cli.EXIT_CONFIG
-        return Printing(options, text.TITLES, "qmemview").print(QmemClient.with_login(url).fetch())
+        return Printing(options, text.TITLES, "qmemview").print(QmemClient(url).fetch())
     except ColmetError as err:
         print(f"qmemview: {err}", file=sys.stderr)
         return status if isinstance(err, ConfigError) else FAILED

@@ -108,13 +108,9 @@ def plain(memory: MemoryReport, details: bool, titles: Sequence[str]) -> Iterato
 
 
 class MemoryTable:
-    """A table for a terminal.
+    """A table for a terminal of a width; with `details`, each job has a line below its host.
 
-    Args:
-        memory: figures to show.
-        details: whether each job has a line below its host.
-        width: of the terminal, in characters.
-        titles: of the columns; the words of one may be one below the other.
+    The words of a title may be one below the other.
     """
 
     def __init__(self, memory: MemoryReport, details: bool, width: int, titles: Sequence[str]) -> None:

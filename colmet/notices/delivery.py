@@ -66,7 +66,7 @@ class Calendar(NamedTuple):
 
 MOST_NAME = 100  # characters of a job's name in a text
 WIDTH = 76
-MOST_NOTICES = 100  # in one mail; the others are counted
+MOST_IN_MAIL = 100  # notices; the others are counted
 
 
 class Notice(NamedTuple):
@@ -143,9 +143,9 @@ class Letterhead:
             subject = f"Job {first.number}: {first.rule.title}"
         else:
             subject = f"{counted(len(notices), 'notices')} on {'your ' if is_own else ''}jobs"
-        parts = [self._part(notice, is_own) for notice in notices[:MOST_NOTICES]]
-        if len(notices) > MOST_NOTICES:
-            parts.append(f"And {counted(len(notices) - MOST_NOTICES, 'more notices')}.")
+        parts = [self._part(notice, is_own) for notice in notices[:MOST_IN_MAIL]]
+        if len(notices) > MOST_IN_MAIL:
+            parts.append(f"And {counted(len(notices) - MOST_IN_MAIL, 'more notices')}.")
         if suppressed:
             parts.append(
                 f"Suppressed before: {counted(suppressed, 'notices')}. No more than {counted(limit, 'mails')} a day "

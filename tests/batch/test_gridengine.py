@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
-import sys
 import threading
 import time
 import tracemalloc
@@ -16,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.batch import gridengine, gridengine_xml
+from colmet.batch import gridengine, gridengine_watch, gridengine_xml
 from colmet.batch.answers import BatchError
 from colmet.batch.gridengine import JOBS, NO_QUEUE, GridEngine, count_queues, read_jobs, read_task
 from colmet.batch.gridengine_memory import parse_memory, parse_qhost, read_memory
@@ -24,16 +22,17 @@ from colmet.batch.gridengine_watch import KEPT_PERIODS, CommandSource, FileSourc
 from colmet.batch.gridengine_xml import Sieve
 from colmet.batch.systems import Queue
 from colmet.common.errors import ConfigError
+from tests.support.batch_commands import Commands
 from tests.support.waiting import Clock, wait_for
 
 DATA = Path(__file__).parents[1] / "data/gridengine"
-QUOTED = shlex.quote(str(DATA))
 QHOST = (DATA / "qhost-j.xml").read_bytes()
 QSTAT = (DATA / "qstat-j.xml").read_bytes()
 TASKS = (DATA / "qstat-r.xml").read_bytes()
 GRANTED = (DATA / "qstat-sr.xml").read_bytes()
 NONE = (DATA / "unknown.xml").read_bytes()
 OWNER = "colmet-sge"
+ALL_JOBS = ["qstat", "-j", "*", "-xml"]
 EMPTY = b"<?xml version='1.0'?>\n<qhost></qhost>"
 
 
@@ -383,10 +382,8 @@ def test_a_job_that_waits_counts_for_the_queue_that_it_asked_for(asked, queue):
 
 
 @pytest.mark.parametrize("broken", [{"number": "x"}, {"slots": ""}, {"state": ""}, {"number": "\u0661"}])
-def test_a_line_of_another_form_is_skipped_and_counted(commands, tmp_path, broken):
-    lines = line(**broken) + line()
-    (tmp_path / "lines").write_bytes(lines.replace(b"</job_info><job_info>", b""))
-    commands("qstat", f"cat {tmp_path}/lines")
+def test_a_line_of_another_form_is_skipped_and_counted(commands, broken):
+    commands.answers(JOBS, (line(**broken) + line()).decode().replace("</job_info><job_info>", ""))
     system = GridEngine()
     assert [job.id for job in system.jobs()] == ["7"] and system.skipped == 1
 
@@ -396,33 +393,14 @@ def test_a_line_of_another_form_is_skipped_and_counted(commands, tmp_path, broke
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Programs made for a test, alone on PATH but for the system's."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-    def make(name, script):
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-        return path
-
-    return make
+    return Commands(tmp_path / "bin", monkeypatch)
 
 
 def real(commands):
     """The commands, as the real cell answered."""
-    commands("qhost", f'[ "$*" = "-j -xml" ] && cat {QUOTED}/qhost-j.xml')
-    commands(
-        "qstat",
-        f"""case "$*" in
-    "-j * -xml") cat {QUOTED}/qstat-j.xml ;;
-    "-r -u * -xml") cat {QUOTED}/qstat-r.xml ;;
-    "-s r -u * -xml") cat {QUOTED}/qstat-sr.xml ;;
-    "-g c -xml") cat {QUOTED}/qstat-gc.xml ;;
-    *) exit 3 ;;
-esac""",
-    )
+    commands.answers(["qhost", "-j", "-xml"], DATA / "qhost-j.xml")
+    for command, name in ((ALL_JOBS, "j"), (JOBS, "r"), (gridengine_watch.GRANTED, "sr"), (gridengine.QUEUES, "gc")):
+        commands.answers(command, DATA / f"qstat-{name}.xml")
 
 
 def test_queues_and_jobs_come_from_the_commands(commands):
@@ -441,7 +419,7 @@ def test_memory_comes_from_the_commands(commands):
 
 
 def test_a_command_that_is_not_there_or_fails_is_said(commands, monkeypatch, tmp_path):
-    commands("qstat", f"cat {QUOTED}/no-master.txt >&2; exit 1")
+    commands.answers(JOBS, status=1, said=(DATA / "no-master.txt").read_text())
     with pytest.raises(BatchError, match=r"qstat -r -u \* -xml: returned 1: error: commlib .*; is the master up"):
         GridEngine().jobs()
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -451,34 +429,29 @@ def test_a_command_that_is_not_there_or_fails_is_said(commands, monkeypatch, tmp
 
 def test_a_command_that_hangs_is_killed(commands, monkeypatch):
     monkeypatch.setattr(gridengine, "DEADLINE_S", 0.5)
-    commands("qstat", "sleep 600")
+    commands.answers(JOBS, slow_s=600)
     with pytest.raises(BatchError, match=r"qstat .* did not end within 0.5 s and was killed"):
         GridEngine().jobs()
 
 
 def test_a_command_that_prints_without_end_is_killed(commands, monkeypatch):
     monkeypatch.setattr(gridengine, "MAX_BYTES", 1 << 20)
-    commands("qstat", "exec cat /dev/zero")
+    commands.answers(JOBS, Path("/dev/zero"))
     with pytest.raises(BatchError, match=r"printed more than 1048576 bytes, .* and was killed"):
         GridEngine().jobs()
 
 
 def large_cell(jobs, size):
-    """A program that prints what `qstat -j` does for a number of jobs, each with an environment of `size` bytes."""
-    return f"""exec "{sys.executable}" -c '
-import sys
-tell = sys.stdout.write
-tell("<detailed_job_info><djob_info>")
-for number in range(1, {jobs} + 1):
-    tell(f"<element><JB_job_number>{{number}}</JB_job_number><JB_owner>u</JB_owner><JB_uid>1</JB_uid>")
-    tell("<JB_env_list><VA_value>" + "x" * {size} + "</VA_value></JB_env_list></element>")
-tell("</djob_info></detailed_job_info>")'"""
+    """What `qstat -j` prints for a number of jobs, each with an environment of `size` bytes."""
+    head = "<JB_owner>u</JB_owner><JB_uid>1</JB_uid><JB_env_list><VA_value>" + "x" * size + "</VA_value></JB_env_list>"
+    elements = [f"<element><JB_job_number>{n}</JB_job_number>{head}</element>" for n in range(1, jobs + 1)]
+    return f"<detailed_job_info><djob_info>{''.join(elements)}</djob_info></detailed_job_info>"
 
 
 @pytest.mark.parametrize(("jobs", "size"), [pytest.param(7000, 10_000, marks=pytest.mark.slow), (70, 1_000_000)])
 def test_a_cell_with_large_environments_is_reported_and_needs_no_memory_for_them(commands, jobs, size):
     real(commands)
-    commands("qstat", large_cell(jobs, size))
+    commands.answers(ALL_JOBS, large_cell(jobs, size))
     watch = MemoryWatch(CommandSource())
     tracemalloc.start()
     try:

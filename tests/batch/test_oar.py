@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,6 +14,7 @@ from colmet.batch.oar import OAR, OarRecords, OarRestRecords, gpus_of, job_recor
 from colmet.batch.systems import BatchJob, Queue
 from colmet.common.errors import ConfigError
 from tests.support.batch_commands import DATA, Commands
+from tests.support.qmem_server import serving
 
 RECORDED = DATA / "oar"
 NOW = 1795346300
@@ -165,49 +165,28 @@ def test_times_in_another_form_are_an_error_that_shows_them():
         read_records([job])
 
 
-class RestServer:
-    """OAR's REST interface, as far as it is needed; requests are noted."""
+@contextlib.contextmanager
+def rest_server(jobs, status=200):
+    """OAR's REST interface, as far as it is needed."""
 
-    def __init__(self, jobs, status=200):
-        self.asked = []
-        outer = self
+    def answer(handler):
+        query = dict(part.split("=", 1) for part in handler.path.partition("?")[2].split("&"))
+        found = [one for one in jobs if one["state"] in query.get("state", one["state"]).split(",")]
+        at, limit = int(query["offset"]), int(query["limit"])
+        return status, {}, json.dumps({"items": found[at : at + limit], "total": len(found)}).encode()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                outer.asked.append(self.path)
-                outer.authorization = self.headers["Authorization"]
-                query = dict(part.split("=", 1) for part in self.path.partition("?")[2].split("&"))
-                found = [one for one in jobs if one["state"] in query.get("state", one["state"]).split(",")]
-                at, limit = int(query["offset"]), int(query["limit"])
-                body = json.dumps({"items": found[at : at + limit], "total": len(found)}).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/oarapi/"
-        self.thread = threading.Thread(target=self.server.serve_forever)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+    with serving() as server:
+        server.otherwise = answer
+        server.url = f"http://{server.place}/oarapi/"
+        yield server
 
 
 def test_the_rest_interface_is_asked_page_by_page(monkeypatch):
     monkeypatch.setattr(oar, "PAGE", 5)
-    with RestServer(recorded("rest-ends.json") + recorded("rest-runs.json")) as server:
+    with rest_server(recorded("rest-ends.json") + recorded("rest-runs.json")) as server:
         source = OarRestRecords(server.url)
         assert ends(source.ended(0, 1 << 40)) == ENDS
-        assert [path.partition("&")[0] for path in server.asked] == [
+        assert [path.partition("&")[0] for path, _ in server.asked] == [
             "/oarapi/jobs/details.json?state=Terminated,Error"
         ] * 3
         assert {one.job for one in source.running()} == {5, 6, 7}, "8 is launched"
@@ -221,7 +200,7 @@ def test_jobs_beyond_what_one_query_reads_are_skipped_and_counted(monkeypatch, c
     monkeypatch.setattr(oar, "MAX_PAGES", 2)
     jobs = recorded("rest-ends.json")
     assert len(jobs) > 2
-    with RestServer(jobs) as server:
+    with rest_server(jobs) as server:
         source = OarRestRecords(server.url)
         source._ask("state=Terminated", pages=2)
         assert source.skipped == 1
@@ -230,7 +209,7 @@ def test_jobs_beyond_what_one_query_reads_are_skipped_and_counted(monkeypatch, c
 
 
 def test_a_rest_interface_that_fails_is_an_error_with_the_remedy():
-    with RestServer([], status=500) as server:
+    with rest_server([], status=500) as server:
         source = OarRestRecords(server.url)
         with pytest.raises(
             BatchError, match=r"status 500; does OAR's REST interface run there, and may this machine ask"
@@ -246,11 +225,11 @@ def test_a_rest_interface_that_fails_is_an_error_with_the_remedy():
 
 
 def test_a_user_and_a_password_are_sent_and_never_shown():
-    with RestServer([], status=401) as server:
+    with rest_server([], status=401) as server:
         source = OarRestRecords(server.url.replace("//", "//ann:secret@"))
         with pytest.raises(BatchError, match=r"^http://127\.0\.0\.1:[0-9]+/oarapi: status 401"):
             source.running()
-        assert server.authorization == "Basic YW5uOnNlY3JldA=="
+        assert server.asked[0][1]["Authorization"] == "Basic YW5uOnNlY3JldA=="
         source.close()
 
 

@@ -23,12 +23,6 @@ from tests.support.archives import Archive, records_of
 pytestmark = pytest.mark.slow
 
 
-def call(capsys, *words):
-    status = colmet.main(["archive", *map(str, words)])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """HDF5 files and the archive that a real collector wrote."""
@@ -38,11 +32,11 @@ def stored(tmp_path_factory):
 
 
 @pytest.mark.parametrize("window_bytes", [archive.WINDOW_BYTES, 40_000])
-def test_an_archive_made_again_from_hdf5_equals_the_first_one(stored, tmp_path, capsys, monkeypatch, window_bytes):
+def test_an_archive_made_again_from_hdf5_equals_the_first_one(stored, tmp_path, run, monkeypatch, window_bytes):
     windows = archive.windows
     monkeypatch.setattr(archive, "windows", lambda amounts: windows(amounts, window_bytes))
     prefix, again = stored / "cluster", tmp_path / "again.sqlite"
-    status, _, err = call(capsys, "rebuild", "--archive", tmp_path / "none", "--hdf5", prefix, "--output", again)
+    status, _, err = run("archive", "rebuild", "--archive", tmp_path / "none", "--hdf5", prefix, "--output", again)
     assert (status, err) == (0, "")
     expected, found = content(f"{prefix}{SUFFIX}"), content(again)
     assert len([key for key in expected if len(key) == 1]) == 25
@@ -51,12 +45,12 @@ def test_an_archive_made_again_from_hdf5_equals_the_first_one(stored, tmp_path, 
         assert found[key] == row, key
 
 
-def test_files_of_another_machine_need_no_configuration_here(stored, tmp_path, capsys):
+def test_files_of_another_machine_need_no_configuration_here(stored, tmp_path, run):
     again = tmp_path / "again.sqlite"
     words = ("--hdf5", stored / "cluster", "--config", tmp_path / "none.toml")
-    assert call(capsys, "rebuild", *words, "--output", again)[::2] == (0, "")
+    assert run("archive", "rebuild", *words, "--output", again)[::2] == (0, "")
     assert content(again)
-    status, _, err = call(capsys, "rebuild", *words)
+    status, _, err = run("archive", "rebuild", *words)
     assert status == 2 and "give --archive PATH" in err
 
 
@@ -93,7 +87,7 @@ class Site(NamedTuple):
         return sorted(name for name in names if not name.endswith(("sqlite-wal", "sqlite-shm")))
 
 
-def test_the_archive_is_replaced_and_keeps_what_rows_do_not_show(site, capsys):
+def test_the_archive_is_replaced_and_keeps_what_rows_do_not_show(site, run):
     before = content(site.archive)
     with closing(ArchiveStore(site.archive)) as store:
         position = store.position
@@ -117,7 +111,7 @@ def test_the_archive_is_replaced_and_keeps_what_rows_do_not_show(site, capsys):
         "CREATE TABLE of_others (id INTEGER PRIMARY KEY, word TEXT)",
         "INSERT INTO of_others VALUES (1, 'kept')",
     )
-    status, out, err = call(capsys, "rebuild", "--config", site.config)
+    status, out, err = run("archive", "rebuild", "--config", site.config)
     assert (status, err) == (0, "")
     assert "26 jobs" in out
     found = content(site.archive)
@@ -142,10 +136,10 @@ def test_the_archive_is_replaced_and_keeps_what_rows_do_not_show(site, capsys):
     assert os.stat(site.archive).st_mode & 0o777 == 0o640
 
 
-def test_it_is_refused_while_a_collector_writes_the_archive(site, capsys):
+def test_it_is_refused_while_a_collector_writes_the_archive(site, run):
     descriptor = lock(site.archive)
     try:
-        status, _, err = call(capsys, "rebuild", "--config", site.config)
+        status, _, err = run("archive", "rebuild", "--config", site.config)
     finally:
         os.close(descriptor)
     assert status == 2
@@ -154,57 +148,57 @@ def test_it_is_refused_while_a_collector_writes_the_archive(site, capsys):
     assert site.files() == ["cluster.archive.sqlite"]
 
 
-def test_it_is_refused_where_the_outputs_are_at_different_places(site, capsys):
+def test_it_is_refused_where_the_outputs_are_at_different_places(site, run):
     state = site.directory / "cluster.journal/hdf5.json"
     document = json.loads(state.read_text())
     state.write_text(json.dumps({**document, "position": document["position"] - 1}))
-    status, _, err = call(capsys, "rebuild", "--config", site.config)
+    status, _, err = run("archive", "rebuild", "--config", site.config)
     assert status == 2
     assert "start the collector" in err
 
 
-def test_an_interrupted_one_leaves_everything_as_it_was(site, capsys, monkeypatch):
+def test_an_interrupted_one_leaves_everything_as_it_was(site, run, monkeypatch):
     before = content(site.archive)
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("colmet.jobs.archive.rebuild.keep_former", interrupted)
-    assert call(capsys, "rebuild", "--config", site.config)[0] == colmet.INTERRUPTED
+    assert run("archive", "rebuild", "--config", site.config)[0] == colmet.INTERRUPTED
     assert site.files() == ["cluster.archive.sqlite"]
     assert content(site.archive) == before
 
 
-def test_a_damaged_archive_is_named_and_one_in_no_place_is_made(site, capsys):
+def test_a_damaged_archive_is_named_and_one_in_no_place_is_made(site, run):
     before = content(site.archive)
     Path(site.archive).write_bytes(b"no database at all" * 100)
-    status, _, err = call(capsys, "rebuild", "--config", site.config)
+    status, _, err = run("archive", "rebuild", "--config", site.config)
     assert status == 2
     assert "move it" in err
     os.unlink(site.archive)
-    assert call(capsys, "rebuild", "--config", site.config)[0] == 0
+    assert run("archive", "rebuild", "--config", site.config)[0] == 0
     assert content(site.archive) == before
     assert site.files() == ["cluster.archive.sqlite"]
 
 
-def test_a_store_without_rows_leaves_no_file(tmp_path, capsys):
+def test_a_store_without_rows_leaves_no_file(tmp_path, run):
     with tables.open_file(str(tmp_path / "empty.hdf5"), "w"):
         pass
     words = ("--archive", tmp_path / "none", "--hdf5", tmp_path / "empty.hdf5", "--output", tmp_path / "again")
-    status, _, err = call(capsys, "rebuild", *words)
+    status, _, err = run("archive", "rebuild", *words)
     assert status == 2
     assert "no rows" in err
     assert [path.name for path in tmp_path.iterdir()] == ["empty.hdf5"]
 
 
-def test_the_collector_goes_on_with_unfinished_jobs_afterwards(tmp_path, capsys):
+def test_the_collector_goes_on_with_unfinished_jobs_afterwards(tmp_path, run):
     scripts = cluster(4, 12, 100, seed=3)
     prefix = tmp_path / "cluster"
     written = ("--hdf5-filepath", str(prefix))
     collected({host: some[:50] for host, some in scripts.items()}, tmp_path, *written)
     config = tmp_path / "collector.toml"
     config.write_text(f'hdf5-filepath = "{prefix}"\n')
-    assert call(capsys, "rebuild", "--config", config)[0] == 0
+    assert run("archive", "rebuild", "--config", config)[0] == 0
     collected({host: some[50:] for host, some in scripts.items()}, tmp_path, *written)
     expected = Archive(tmp_path / "undisturbed.sqlite")
     ordered = [batch for some in zip_longest(*scripts.values()) for batch in some if batch is not None]
@@ -217,8 +211,8 @@ def test_the_collector_goes_on_with_unfinished_jobs_afterwards(tmp_path, capsys)
         assert found[key] == row, key
 
 
-def test_info_prints_what_the_archive_has(site, capsys):
-    status, out, _ = call(capsys, "info", "--config", site.config)
+def test_info_prints_what_the_archive_has(site, run):
+    status, out, _ = run("archive", "info", "--config", site.config)
     assert status == 0
     assert "jobs        25 of " in out and "summaries of hosts" in out
     assert "position    record" in out
@@ -228,9 +222,5 @@ def test_info_prints_what_the_archive_has(site, capsys):
     "words",
     [("rebuild", "--user", "a"), ("rebuild", "--dry-run"), ("info", "--output", "x"), ("info", "--yes"), ("shrink",)],
 )
-def test_options_of_other_actions_are_refused(words, capsys, tmp_path):
-    try:
-        status = call(capsys, *words, "--archive", tmp_path / "a")[0]
-    except SystemExit as err:
-        status = err.code
-    assert status == 2
+def test_options_of_other_actions_are_refused(words, run, tmp_path):
+    assert run("archive", *words, "--archive", tmp_path / "a")[0] == 2

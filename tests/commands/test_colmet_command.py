@@ -69,6 +69,7 @@ def test_every_command_has_a_module_with_a_help(name, capsys):
         (["top", "--usr", "bob"], "did you mean --user?"),
         (["keygen"], "required: role"),
         (["extract", "-j", "1", "--format", "parket"], "argument --format: invalid choice: 'parket'"),
+        *[(argv, "--help") for argv in (["nonsense"], ["status", "cook"], ["status", "node", "--nonsense"])],
     ],
 )
 def test_a_misspelt_word_has_the_right_one_beside_it(argv, hint, capsys):
@@ -101,15 +102,6 @@ def test_a_job_is_named_alike_in_all_commands(name):
     assert {"-u", "--user"} <= set(actions) or name not in ("mem", "top")
     assert {"--since", "--until"} <= set(actions) or name in ("mem", "top")
     assert "--host" in actions or name in ("report", "top")
-
-
-@pytest.mark.parametrize("argv", [["nonsense"], ["status", "cook"], ["status", "node", "--nonsense"]])
-def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
-    with pytest.raises(SystemExit) as end:
-        colmet.main(argv)
-    err = capsys.readouterr().err
-    assert end.value.code == 2
-    assert err.count("\n") == 1 and "--help" in err
 
 
 def test_an_absent_daemon_is_one_line_and_status_1(capsys, monkeypatch, tmp_path):
@@ -145,13 +137,6 @@ def test_so_is_one_that_needs_a_library_only_when_it_runs(name, argv):
     assert done.stderr.startswith(
         f"colmet {argv[0]}: it requires the Python module {name}, which is not installed here"
     )
-
-
-def test_it_is_a_module_to_run_too():
-    done = subprocess.run(
-        [sys.executable, "-m", "colmet.commands.colmet", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("colmet ")
 
 
 def ended(body, tmp_path, out, **variables):

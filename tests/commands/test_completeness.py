@@ -291,46 +291,37 @@ def test_whatever_happens_as_many_rows_are_missing_as_are_reported(tmp_path, see
             )
 
 
-def run(tmp_path, capsys, *arguments):
-    parser = completeness.cli.Parser()
-    completeness.add_options(parser)
-    status = completeness.run(parser.parse_args([str(tmp_path / "x.hdf5"), *arguments]))
-    return status, capsys.readouterr().out
-
-
-def test_the_command_says_it_in_words(tmp_path, capsys):
+def test_the_command_says_it_in_words(tmp_path, run):
     node = Node()
     node.ticks(1000)
     node.tick(lost="dropped")
     node.ticks(20)
     node.lines(tmp_path)
-    status, out = run(tmp_path, capsys, "--job", "2")
+    status, out, _ = run("completeness", tmp_path / "x.hdf5", "--job", "2")
     assert status == 1
     assert "99.90 % of the samples of job 2 are stored: 1,020 of 1,021, 1 missing" in out
     assert "2023-11-14T23:36:40Z .. 2023-11-14T23:36:40Z  dropped at the node" in out, "the hole in the job's rows"
-    status, out = run(tmp_path, capsys, "--job", "2", "--json", "--host", "node-1")
+    status, out, _ = run("completeness", tmp_path / "x.hdf5", "--job", "2", "--json", "--host", "node-1")
     assert (json.loads(out)["here"], json.loads(out)["missing"]) == (1020, 1)
-    status, out = run(tmp_path, capsys, "--until", "2023-11-14T23:00:00Z")
+    status, out, _ = run("completeness", tmp_path / "x.hdf5", "--until", "2023-11-14T23:00:00Z")
     assert status == 0 and out.startswith("100 % of the samples of all nodes are stored")
 
 
-def test_without_a_file_it_reads_those_of_the_collectors_configuration(tmp_path, capsys):
+def test_without_a_file_it_reads_those_of_the_collectors_configuration(tmp_path, run):
     node = Node()
     node.ticks(30)
     node.lines(tmp_path)
     config = tmp_path / "collector.toml"
     config.write_text(f"hdf5-filepath = '{tmp_path}/x.hdf5'\n")
-    parser = completeness.cli.Parser()
-    completeness.add_options(parser)
-    assert completeness.run(parser.parse_args(["-j", "2", "--config", str(config)])) == 0
-    assert "100 % of the samples of job 2 are stored: 30 of 30, 0 missing" in capsys.readouterr().out
+    status, out, _ = run("completeness", "-j", "2", "--config", config)
+    assert status == 0 and "100 % of the samples of job 2 are stored: 30 of 30, 0 missing" in out
     for text, said in (
         ("enable-stdout-backend = true", "no hdf5-filepath; give FILE"),
         (f"hdf5-filepath = '{tmp_path}/y'", f"no file of hdf5-filepath {tmp_path}/y exists; give FILE"),
     ):
         config.write_text(f"{text}\n")
-        with pytest.raises(ConfigError, match=said):
-            completeness.run(parser.parse_args(["--config", str(config)]))
+        status, _, err = run("completeness", "--config", config)
+        assert status == 2 and said in err
 
 
 WRITER = """

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from colmet.commands import remote
 from colmet.commands.remote import BEARER, Login
 from colmet.web.access import Access
+from tests.support.qmem_server import serving
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_server import make_certificate, running
 from tests.support.web_users import users  # noqa: F401 - a fixture
@@ -26,29 +25,11 @@ COMMANDS = [
 
 @contextlib.contextmanager
 def answering(status, headers):
-    """A server with this answer; yields its URL, and the headers of all requests."""
-    seen = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(dict(self.headers))
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", seen
-        finally:
-            server.shutdown()
-            thread.join()
+    """A server with this answer; yields its URL, and path and headers of all requests."""
+    with serving() as server:
+        server.answers.clear()
+        server.otherwise = status, headers, b""
+        yield f"http://{server.place}", server.asked
 
 
 def at(url, command):
@@ -61,7 +42,7 @@ def test_no_redirect_is_followed(run, monkeypatch, command, status):
     monkeypatch.setenv("COLMET_TOKEN", TOKEN)
     with answering(200, {}) as (other, stolen), answering(status, {"Location": f"{other}/x"}) as (url, seen):
         assert run(*at(url, command))[0] == 1
-        assert {one["Authorization"] for one in seen} == {f"Bearer {TOKEN}"} and not stolen
+        assert {one["Authorization"] for _, one in seen} == {f"Bearer {TOKEN}"} and not stolen
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -70,7 +51,7 @@ def test_a_kept_login_goes_to_its_url_alone(run, command):
         remote.keep_login(url, Login(BEARER, TOKEN, "bob"))
         run(*at(other, command))
         run(*at(f"{url}/below", command))
-        assert asked and seen and not [one for one in (*asked, *seen) if "Authorization" in one]
+        assert asked and seen and not [one for _, one in (*asked, *seen) if "Authorization" in one]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -82,7 +63,7 @@ def test_neither_a_proxy_of_the_environment_nor_a_netrc_counts(run, monkeypatch,
         monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.setenv("ALL_PROXY", proxy)
         run(*at(url, command))
-        assert seen and not stolen and not [one for one in seen if "Authorization" in one]
+        assert seen and not stolen and not [one for _, one in seen if "Authorization" in one]
 
 
 def test_a_certificate_that_nobody_vouches_for_gets_no_login(run, monkeypatch, tmp_path, users):  # noqa: F811

@@ -217,12 +217,6 @@ def test_files_of_colmet_06_give_what_they_have(history):
     assert report.energy.job_joules is None
 
 
-def test_nothing_of_a_job_is_no_report(history):
-    job_rows(history)
-    assert report_of(history, job=43) is None
-    assert report_of(history, since=LATER) is None
-
-
 def test_whether_it_runs(history):
     job_rows(history)
     end = START + WALL_S

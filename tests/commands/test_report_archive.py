@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from colmet.commands import colmet
 from colmet.commands import report as command
 from colmet.jobs.archive.store import ArchiveStore
 from colmet.jobs.columns import BATCH, STATES
@@ -73,15 +72,11 @@ def kept(history, tmp_path):
 
 
 @pytest.fixture
-def report(history, monkeypatch, capsys):
+def report(history, monkeypatch, run):
     """Run colmet report on the made-up rows; return status, output and errors."""
     monkeypatch.setattr(command, "open_history", lambda options: history)
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*argv):
-        return (colmet.main(["report", *map(str, argv)]), *capsys.readouterr())
-
-    return run
+    return lambda *argv: run("report", *argv)
 
 
 def test_where_rows_are_gone_the_archive_has_the_same_figures(history, kept, report):

@@ -86,17 +86,9 @@ def archive(path):
 
 
 @pytest.fixture
-def run(path, capsys, monkeypatch):
+def run(run, path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*argv):
-        try:
-            status = colmet.main(["report", *map(str, argv), "--archive", path])
-        except SystemExit as end:
-            status = end.code
-        return (status, *capsys.readouterr())
-
-    return run
+    return lambda *argv: run("report", *argv, "--archive", path)
 
 
 def test_an_array_has_sums_and_spread_of_its_jobs(archive):

@@ -146,8 +146,14 @@ def gathered(**sources):
     return Facility("X", "n", lambda: People("", plain), **sources).gather()
 
 
-def test_a_source_that_fails_does_not_cost_the_others(caplog):
-    found = gathered(logins=Logins(False, 5, who=["echo", "bob pts/0"]), batch=[Broken()])
+@pytest.fixture
+def logins(monkeypatch):
+    monkeypatch.setattr("colmet.facility.people.WHO", ["echo", "bob pts/0"])
+    return Logins(False, 5)
+
+
+def test_a_source_that_fails_does_not_cost_the_others(logins, caplog):
+    found = gathered(logins=logins, batch=[Broken()])
     assert found.failed == ["queues of broken", "ended jobs of broken"]
     assert [(group.file, len(group.documents)) for group in found.groups] == [("ssh.json", 1), ("condor.json", 1)]
     assert "source failed: source=queues of broken: no answer; start it" in caplog.text
@@ -160,7 +166,7 @@ def test_a_source_that_gives_not_all_it_has_is_named():
     assert [document.get("Runtime") for document in found.groups[0].documents] == [None, 5, 360]
 
 
-def test_a_slow_source_does_not_keep_a_program_from_ending():
+def test_a_slow_source_does_not_keep_a_program_from_ending(logins):
     freed, asked = threading.Event(), threading.Event()
 
     class Slow(Odd):
@@ -169,9 +175,7 @@ def test_a_slow_source_does_not_keep_a_program_from_ending():
             freed.wait(60)
             return []
 
-    sources = Facility(
-        "X", "n", lambda: People("", plain), logins=Logins(False, 5, who=["echo", "bob pts/0"]), batch=[Slow()]
-    )
+    sources = Facility("X", "n", lambda: People("", plain), logins=logins, batch=[Slow()])
     found = sources.gather(lambda: not asked.is_set())
     freed.set()
     assert found.failed == ["queues of odd", "jobs of odd", "ended jobs of odd"]

@@ -51,10 +51,11 @@ def test_those_of_the_last_five_minutes_come_behind_them(machine, here):
     assert users(machine, "--ssh", "--ssh-history", cwd=here) == (["bob", "carol", "alice"], "")
 
 
-def test_the_alias_lists_them_as_its_model_does(machine):
-    logins = [Logins(True, 5, each_once, ["echo", "bob pts/0"], ["echo", LAST]) for each_once in (True, False)]
-    assert logins[0].users() == ["bob", "eve"]
-    assert logins[1].users() == ["bob", "bob", "reboot", "eve"]
+def test_the_alias_lists_them_as_its_model_does(monkeypatch):
+    monkeypatch.setattr("colmet.facility.people.WHO", ["echo", "bob pts/0"])
+    monkeypatch.setattr("colmet.facility.people.LAST", ["echo", LAST])
+    assert Logins(True, 5).users() == ["bob", "eve"]
+    assert Logins(True, 5, each_once=False).users() == ["bob", "bob", "reboot", "eve"]
 
 
 def test_only_members_of_the_group_are_reported(machine, here):
@@ -113,14 +114,6 @@ def test_where_the_name_service_is_away_nobody_is_taken_for_unknown(monkeypatch,
 # -- the forms of their answers --
 
 
-def test_the_start_of_the_file_is_no_login():
-    assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
-    assert parse_last(LAST) == ["bob", "eve"]
-    assert parse_last(LAST, only_users=False) == ["bob", "reboot", "eve"]
-    assert parse_last("\nwtmp begins Sat Nov 21\n") == []
-    assert parse_last("/var/lib/wtmpdb/wtmp.db has no entries\n") == []
-
-
 # Debian 13's `last`, of wtmpdb.
 WTMPDB = """bob         pts/0        192.0.2.7        Fri Nov 28 04:01 - still logged in
 soft-reboot system boot  6.11.10-amd64    Fri Nov 28 04:00 - still running
@@ -130,8 +123,13 @@ reboot      system boot  6.11.10-amd64    Fri Nov 28 03:58 - 04:00  (00:02)
 """
 
 
-def test_entries_of_the_machine_are_no_users():
+def test_entries_of_the_machine_and_the_start_of_the_file_are_no_logins():
     assert parse_last(WTMPDB) == ["bob"]
+    assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
+    assert parse_last(LAST) == ["bob", "eve"]
+    assert parse_last(LAST, only_users=False) == ["bob", "reboot", "eve"]
+    assert parse_last("\nwtmp begins Sat Nov 21\n") == []
+    assert parse_last("/var/lib/wtmpdb/wtmp.db has no entries\n") == []
 
 
 @pytest.mark.parametrize(
@@ -143,8 +141,10 @@ def test_entries_of_the_machine_are_no_users():
         ("exit 1", "logins of the last five minutes are missing: sh"),
     ],
 )
-def test_without_last_or_in_another_form_the_others_are_reported(caplog, script, said):
-    logins = Logins(True, 5, who=["echo", "bob pts/0"], last=["sh", "-c", script])
+def test_without_last_or_in_another_form_the_others_are_reported(monkeypatch, caplog, script, said):
+    monkeypatch.setattr("colmet.facility.people.WHO", ["echo", "bob pts/0"])
+    monkeypatch.setattr("colmet.facility.people.LAST", ["sh", "-c", script])
+    logins = Logins(True, 5)
     assert logins.users() == ["bob"] and logins.failures == 1
     assert said in caplog.text
 
@@ -156,6 +156,7 @@ def test_without_last_or_in_another_form_the_others_are_reported(caplog, script,
         (["sleep", "60"], r"did not end within 0\.2 s and was killed"),
     ],
 )
-def test_without_who_nothing_can_be_reported(who, said):
+def test_without_who_nothing_can_be_reported(monkeypatch, who, said):
+    monkeypatch.setattr("colmet.facility.people.WHO", who)
     with pytest.raises(SourceFailed, match=said):
-        Logins(False, 0.2, who=who).users()
+        Logins(False, 0.2).users()

@@ -50,35 +50,9 @@ def request(gigabytes, used):
     return {**request, "hostname": {"n1": used}}
 
 
-def test_hosts_have_the_sums_that_a_hand_counts():
-    hosts = by_name(counted())
-    one = hosts["node1"]
-    # 2 + 2 tasks of 1 + 3 slots of 4; 1 + 0.25 + 0.5 + 2.5
-    assert gib(one.reserved, one.used, one.total, one.available) == (16, 4.25, 47.3, 31.3)
-    assert (one.slots, one.processors) == (6, 8)
-    two = hosts["node2"]
-    # 1 + 2 slots of 4, and nothing of carol's; 0.75 + 6 + carol's 3
-    assert gib(two.reserved, two.used, two.available) == (9, 9.75, 38.3)
-    assert two.slots == 4
-
-
 def test_hosts_are_in_the_order_in_which_people_count():
     assert [host.host for host in counted().hosts] == ["node1", "node2", "node3", "node10"]
     assert sorted(["17.10", "17.9", "9", "a", "²"], key=natural) == ["9", "17.9", "17.10", "a", "²"]
-
-
-def test_a_job_with_master_and_slave_entries_on_a_host_reserves_once_for_each_slot():
-    (job,) = counted(job="3", host="node1").hosts[0].jobs
-    assert gib(job.reserved, job.used) == (12, 3) and job.slots == 3 and job.master
-    assert job.share == 0.25
-
-
-def test_a_job_without_a_request_counts_as_used_and_what_it_reserved_is_not_known():
-    two = by_name(counted())["node2"]
-    (job,) = [job for job in two.jobs if job.owner == "carol"]
-    assert gib(job.used, job.reserved) == (3, None) and job.share is None
-    assert two.share == 0.75, "of the jobs that reserved something: what others use is no share of that"
-    assert gib(two.claimed) == (12,), "what it uses is taken from the host, beside what others reserved"
 
 
 def test_each_task_of_an_array_on_a_host_reserves_for_itself():
@@ -131,10 +105,6 @@ def test_with_an_owner_sums_are_of_the_owners_jobs_and_available_is_what_all_lea
     assert one.jobs_left_out == 2
     assert set(hosts) == {"node1", "node2"}
     assert set(by_name(counted(owner="carol"))) == {"node2"}
-
-
-def test_what_is_available_is_not_known_to_whoever_sees_some_jobs_only():
-    assert {host.available for host in counted(knows_all=False).hosts} == {None}
 
 
 # -- answers --

@@ -183,6 +183,13 @@ def test_no_recipient_gets_more_mails_than_a_day_allows_and_the_next_one_counts_
     assert "2 suppressed" in site.run("--dry-run")[1]
 
 
+def test_a_mail_has_a_bounded_number_of_notices_and_counts_the_others(site, server):
+    site.jobs(*[idle(n) for n in range(1, 104)])
+    site.mail(server, user_rules=None)
+    site.run()
+    assert server.mails[0].text.count("Almost idle") == 100 and "And 3 more notices." in server.mails[0].text
+
+
 def test_jobs_of_one_user_leave_mails_to_administrators_for_those_of_others(site, server, monkeypatch):
     site.mail(server)
     monkeypatch.setattr("colmet.notices.command.MAILS_A_DAY", 4)

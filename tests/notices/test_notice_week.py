@@ -10,24 +10,14 @@ import pytest
 from colmet.commands import colmet
 from colmet.notices.rules import RULES
 from tests.support.archives import Archive
-from tests.support.notice_jobs import set_clock
+from tests.support.notice_jobs import MAIL, OPS, set_clock, settings
 from tests.support.notice_week import START, TICK_S, due, jobs_of, records_of
 from tests.support.smtp_server import SmtpServer
 
-OPS = "ops@site.org"
 JOIN = """UPDATE jobs SET state = ?, owner = user, ended = ?, started = start, exit_code = ?, system = 'slurm'
 WHERE job = ?"""
 JOINED_S = 600  # from the end of a job to the batch system's answer
 HEAD = re.compile(r"^Job (\d+) .*?\(rule ([a-z-]+);", re.M | re.S)
-
-
-def settings(path, port):
-    rules = str(list(RULES))
-    lines = [f"user-rules = {rules}", f"administrator-rules = {rules}"]
-    lines += [f'mail-server = "127.0.0.1:{port}"', 'mail-from = "colmet@site.org"']
-    lines += [f'administrators = "{OPS}"', 'user-address = "%u@site.org"']
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
 
 
 def sent_by(server):
@@ -43,7 +33,7 @@ def sent_by(server):
 
 def simulate(tmp_path, monkeypatch, server, jobs, until, tick_s):
     """Fold what the nodes send, and run the command at each tick; return the exit statuses."""
-    path = settings(tmp_path / "notices.toml", server.port)
+    path = settings(tmp_path / "notices.toml", **{**MAIL, "mail_server": f"127.0.0.1:{server.port}"})
     archive = Archive(tmp_path / "a.archive.sqlite")
     records = collections.deque(records_of(jobs))
     ends = collections.deque(sorted(jobs, key=lambda job: job.end))

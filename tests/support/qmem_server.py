@@ -1,4 +1,4 @@
-"""A server of /qhost and /qstat for tests: it answers what a test wants, and notes what it was asked."""
+"""A server for tests, of /qhost and /qstat or others: it answers what a test wants, and notes what it was asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ DATA = Path(__file__).parents[1] / "data/mem"
 
 
 class Server(ThreadingHTTPServer):
-    """Answers by path: bytes of status 200, (status, headers, bytes), or a function of the handler."""
+    """Answers by path, else `otherwise`: bytes of status 200, (status, headers, bytes), or a function of the handler.
+
+    A function may return one of the others, or answer itself.
+    """
 
     daemon_threads = True
 
@@ -22,6 +25,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.ended = threading.Event()  # for an answer that has to wait for the end of the test
+        self.otherwise: Any = (404, {}, b"")
         self.answers: dict[str, Any] = {f"/{name}": (DATA / f"{name}.json").read_bytes() for name in ("qhost", "qstat")}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -42,9 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, dict(self.headers)))
-        answer = self.server.answers.get(self.path, (404, {}, b""))
+        answer = self.server.answers.get(self.path, self.server.otherwise)
         if callable(answer):
-            answer(self)
+            answer = answer(self)
+        if answer is None:
             return
         status, headers, body = answer if isinstance(answer, tuple) else (200, {}, answer)
         self.send_response(status)
