@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,10 +26,9 @@ from colmet.common.host.command import python_command, python_environment
 from colmet.common.text import UTC, Clock, how_to_install
 from colmet.jobs.figures import Report
 from colmet.jobs.report.archived import UNREADABLE, OwnHistory, made_from, without_others
-from colmet.jobs.report.document import document_of
+from colmet.jobs.report.document import document_of, to_json
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
-from colmet.web.responses import to_json
 from colmet.web.store import ArchiveOpener, EmptyHistory, archive_opener, find_in, opener
 from colmet.web.workers import Busy
 
@@ -81,8 +79,7 @@ class ReportProcesses:
     deadline_s: float = DEADLINE_S  # of a report
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cache = ""  # a directory for the list of fonts, which is slow to make
+        self._cache = tempfile.mkdtemp(prefix="colmet-web-")  # for the list of fonts, which is slow to make
 
     def __call__(self, query: ReportQuery) -> bytes | None:
         """Return a report in its form; None without rows of the job.
@@ -93,9 +90,10 @@ class ReportProcesses:
             ColmetError: it cannot be made; may name files and hosts.
         """
         asked = json.dumps({"store": store_of(self.options), **query._asdict()}).encode()
+        environment = {**python_environment(), "MPLCONFIGDIR": self._cache}
         try:
             with subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment(query.form)
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
             ) as process:
                 try:
                     said, _ = process.communicate(asked, self.deadline_s)
@@ -114,14 +112,6 @@ class ReportProcesses:
         if "error" in found:
             raise ColmetError(str(found["error"]))
         return body or None
-
-    def _environment(self, form: str) -> dict[str, str]:
-        found = python_environment()
-        if form != "json":
-            with self._lock:
-                self._cache = self._cache or tempfile.mkdtemp(prefix="colmet-web-")
-            found["MPLCONFIGDIR"] = self._cache
-        return found
 
     def close(self) -> None:
         """Remove the temporary directory."""
