@@ -25,16 +25,17 @@ def shape(name: str, about: str, /, **fields: Any) -> Any:
     declared: dict[str, Any] = {}
     for key, field in fields.items():
         kind, text = field if isinstance(field, tuple) else (field, ...)
-        declared[key] = (_type(kind), Field(..., description=text) if isinstance(text, str) else text)
+        declared[key] = (type_of(kind), Field(..., description=text) if isinstance(text, str) else text)
     made: Any = create_model(name, __module__=__name__, **declared)
     made.__doc__ = about
     return made
 
 
-def _type(kind: Any) -> Any:
+def type_of(kind: Any) -> Any:
+    """Return the type that is meant by [float] and {str: float}, and other types as they are."""
     if isinstance(kind, list):
-        return list[_type(kind[0])]  # type: ignore[misc]
-    return dict[str, _type(kind[str])] if isinstance(kind, dict) else kind  # type: ignore[misc]
+        return list[type_of(kind[0])]  # type: ignore[misc]
+    return dict[str, type_of(kind[str])] if isinstance(kind, dict) else kind  # type: ignore[misc]
 
 
 def shape_of(kind: Any) -> Any:

@@ -177,10 +177,9 @@ class RecentCache:
     def clear(self) -> None:
         """Drop all: what follows may lack some messages since the last one."""
         with self._lock:
-            monotonic = self.monotonic
             self.began = self.now()
-            self._began = monotonic()
-            self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=monotonic)
+            self._began = self.monotonic()
+            self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=self.monotonic)
             self._tidy_at = 0.0
             self._heard: dict[str, tuple[Heard, str]] = {}  # with its sender, by host
             self._hosts_of = Shares(MAX_HOSTS)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError, ConfigError
@@ -78,8 +79,10 @@ class ReportProcesses:
     command: tuple[str, ...] = python_command(START)
     deadline_s: float = DEADLINE_S  # of a report
 
-    def __post_init__(self) -> None:
-        self._cache = tempfile.mkdtemp(prefix="colmet-web-")  # for the list of fonts, which is slow to make
+    @cached_property
+    def _cache(self) -> str:
+        """A directory for the list of fonts, which is slow to make."""
+        return tempfile.mkdtemp(prefix="colmet-web-")
 
     def __call__(self, query: ReportQuery) -> bytes | None:
         """Return a report in its form; None without rows of the job.
@@ -115,7 +118,7 @@ class ReportProcesses:
 
     def close(self) -> None:
         """Remove the temporary directory."""
-        shutil.rmtree(self._cache, ignore_errors=True)
+        shutil.rmtree(vars(self).get("_cache", ""), ignore_errors=True)
 
 
 NICE = 5  # the interface has priority

@@ -12,7 +12,7 @@ from colmet.jobs.archive.queries import SUMS
 from colmet.jobs.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
 from colmet.jobs.grades import GRADES
 from colmet.jobs.report.several import Spread, Unusual
-from colmet.web.models import PAGE, Number, Text, Whole, add_shape, shape, shape_of
+from colmet.web.models import PAGE, Number, Text, Whole, add_shape, shape, shape_of, type_of
 
 StoredTables = shape(
     "StoredTables",
@@ -65,7 +65,8 @@ _COMPUTED = {
     report_model.HostFigures: ["cores", "cpu_used_ratio"],
 }
 _WITH_PARTS = (report_model.Whereabouts, report_model.Report, report_model.Curve, Line)  # no part of a part
-for _kind in (JobGap, *filter(is_dataclass, vars(report_model).values())):
+_kinds: list[Any] = [JobGap, *filter(is_dataclass, vars(report_model).values())]
+for _kind in _kinds:
     if _kind not in _WITH_PARTS:
         add_shape(_kind, f"Report{_kind.__name__}", **dict.fromkeys(_COMPUTED.get(_kind, ()), Number))
 add_shape(report_model.Whereabouts, "ReportWhereabouts", shares=shape_of(report_model.TimeShares))
@@ -103,9 +104,9 @@ ShortCurves = shape(
     "ShortCurves",
     "Short curves over the life of a job, at most 64 points each; null for a missing point.",
     step_s=(int, "seconds of a point; the first one begins with the job"),
-    cpu=(Optional[list[Number]], Field(None, description="CPUs in use")),
-    memory=(Optional[list[Number]], Field(None, description="bytes in use, the most of each point")),
-    gpu=(Optional[list[Number]], Field(None, description="GPUs in use")),
+    cpu=(Optional[type_of([Number])], Field(None, description="CPUs in use")),
+    memory=(Optional[type_of([Number])], Field(None, description="bytes in use, the most of each point")),
+    gpu=(Optional[type_of([Number])], Field(None, description="GPUs in use")),
 )
 ArchivedRow = shape(
     "ArchivedRow",
@@ -125,7 +126,7 @@ JobInArchive = shape(
     "JobInArchive",
     "A job in the archive, with its hosts.",
     job=ArchivedValues,
-    advice=(Optional[list[RuleOfAdvice]], "null if there were too few samples"),
+    advice=(Optional[type_of([RuleOfAdvice])], "null if there were too few samples"),
     footprint=(Optional[ShortCurves], "null if the job was too short"),
     hosts=[ArchivedHost],
     starts=([int], "of all jobs with this number, the latest first; parameter `start`"),

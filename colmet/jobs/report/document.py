@@ -31,8 +31,7 @@ def document_of(report: Report) -> dict[str, Any]:
     document["verdict"] = [asdict(one) for one in verdict(report)]
     for host, of_it in zip(document["hosts"], report.hosts):
         host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
-    found: dict[str, Any] = _finite(document)
-    return found
+    return {name: _finite(value) for name, value in document.items()}
 
 
 def report_of(document: Any) -> Report:

@@ -59,7 +59,8 @@ def _memory(report: Report, batch: BatchFacts) -> Use:
 def _gpus(report: Report, batch: BatchFacts) -> Use:
     held = batch.allocated_gpus or batch.requested_gpus or len(report.gpus) or None
     part = gpu_ratio(report.gpus)
-    return _graded(report, GPUS, batch.requested_gpus, held, None if part is None else part * held, part)
+    used = None if part is None or held is None else part * held
+    return _graded(report, GPUS, batch.requested_gpus, held, used, part)
 
 
 def gpu_ratio(gpus: Sequence[GpuUse]) -> Number:
