@@ -124,10 +124,6 @@ class Access:
 
     For one event loop; it blocks the loop only to read the file. Sessions are in memory: a restart ends them.
     Starlette's own, signed cookies, would remain valid after the sign-out, and require another library.
-
-    Attributes:
-        header: name of the header for authentication, in lower case.
-        stats: counters.
     """
 
     path: str | None  # of the users' file; None gives everybody access to everything, unless `user_header` is given
@@ -142,7 +138,7 @@ class Access:
     ask_leaders: Callable[[], Projects] | None = None  # asks the batch system for them; None without one
 
     def __post_init__(self) -> None:
-        self.header = (self.user_header or "authorization").lower().encode("ascii")
+        self.header = (self.user_header or "authorization").lower().encode("ascii")  # has the login
         self.stats = Stats()
         self._leaders = Leaders(self.leaders_path, self.ask_leaders, self.clock, self.stats.add)
         self._key = os.urandom(32)
@@ -292,7 +288,7 @@ class Access:
 
         def is_right() -> bool:
             # Requests that a program sends at once need one check.
-            if self._is_known(digest):
+            if self._checked_line(digest) is not None:
                 return True
             self.stats.add("passwords_checked")
             is_same = secret.is_right(password)  # as slow for an unknown name
@@ -300,21 +296,22 @@ class Access:
                 self._known[digest] = _Checked(line, self.clock() + KEPT_S)
             return is_same
 
-        if not self._is_known(digest):
-            is_same = await self._checking.run(network(address), is_right)
-            if line is None or not is_same:
-                self._wrong()
-            if self._users is not users_then:  # the file has changed meanwhile, and may lack this user
-                self._known.pop(digest, None)
-                raise Busy("the users have changed; retry", 1.0)
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
-            return line
-        return self._known[digest].line
+        checked = self._checked_line(digest)
+        if checked is not None:
+            return checked
+        is_same = await self._checking.run(network(address), is_right)
+        if line is None or not is_same:
+            self._wrong()
+        if self._users is not users_then:  # the file has changed meanwhile, and may lack this user
+            self._known.pop(digest, None)
+            raise Busy("the users have changed; retry", 1.0)
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return line
 
-    def _is_known(self, digest: bytes) -> bool:
+    def _checked_line(self, digest: bytes) -> Credential | None:
         known = self._known.get(digest)
-        return known is not None and self.clock() < known.until
+        return known.line if known is not None and self.clock() < known.until else None
 
     def _wrong(self) -> NoReturn:
         self.stats.add("wrong_secrets")

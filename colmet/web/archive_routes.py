@@ -4,7 +4,6 @@ The leader of a project gets all of its jobs, if the question names this project
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -13,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
-from colmet.jobs import footprint
 from colmet.jobs.archive.derived import LISTED
 from colmet.jobs.archive.queries import (
     SORTS,
@@ -30,16 +28,17 @@ from colmet.jobs.archive.queries import (
 from colmet.jobs.columns import FOOTPRINT, LARGE
 from colmet.jobs.grades import GRADES, grade_of_usage, graded_jobs, grades_of
 from colmet.jobs.report import jobs_page
-from colmet.jobs.report.archived import UNREADABLE, find
+from colmet.jobs.report.archived import find
 from colmet.jobs.report.jobs_page import POLICY
 from colmet.jobs.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
 from colmet.web import interface, stored_models
 from colmet.web.access import Visitor
 from colmet.web.gate import visitor_of
-from colmet.web.interface import ARCHIVE, PAGE, add_routes, choose
+from colmet.web.interface import ARCHIVE, PAGE, add_routes, choose, some_text
 from colmet.web.ownership import names_of
-from colmet.web.responses import answer, encoded, failure
+from colmet.web.responses import answer, encoded
 from colmet.web.routes import LATE_S, NO_JOB, Routes, check_users
+from colmet.web.series import short_values
 from colmet.web.store import ArchiveOpener
 from colmet.web.stored_models import SHOWN
 from colmet.web.workers import Workers
@@ -47,7 +46,6 @@ from colmet.web.workers import Workers
 # Of an ordinary user's job: the energy of whole nodes has that of other jobs.
 HIDDEN = frozenset({"node_joules"})
 _LARGE = frozenset(column.name for column in LARGE)
-DIGITS = 4  # of the values of curves in lists
 _NO_FACTORS = "CO2 and cost are missing: their factors cannot be read"
 _NO_ARCHIVE = "this collector keeps no archive of jobs"
 
@@ -63,30 +61,20 @@ class ListOptions(NamedTuple):
     """The conditions of a list of jobs and of usage, as in `JobFilter`."""
 
     job: str = interface.JOBS
-    user: str = Query(
-        "",
-        max_length=interface.MAX_TEXT,
-        description="only jobs of these users, separated by commas; ordinary users get their own",
-    )
-    project: str = Query(
-        "", max_length=interface.MAX_TEXT, description="only jobs of these projects, separated by commas"
-    )
-    queue: str = Query("", max_length=interface.MAX_TEXT, description="only jobs of these queues, separated by commas")
-    state: str = Query("", max_length=interface.MAX_TEXT, description="only jobs in these states, separated by commas")
-    host: str = Query(
-        "", max_length=interface.MAX_TEXT, description="only jobs that ran on one of these hosts, separated by commas"
-    )
-    array: str = Query("", max_length=interface.MAX_TEXT, description="only jobs of this array")
-    task: str = Query(
-        "", max_length=interface.MAX_TEXT, description="only this task of an array, as its batch system prints it: 17_3"
-    )
-    name: str = Query("", max_length=interface.MAX_TEXT, description="part of the job's name, in any case")
+    user: str = some_text("only jobs of these users, separated by commas; ordinary users get their own")
+    project: str = some_text("only jobs of these projects, separated by commas")
+    queue: str = some_text("only jobs of these queues, separated by commas")
+    state: str = some_text("only jobs in these states, separated by commas")
+    host: str = some_text("only jobs that ran on one of these hosts, separated by commas")
+    array: str = some_text("only jobs of this array")
+    task: str = some_text("only this task of an array, as its batch system prints it: 17_3")
+    name: str = some_text("part of the job's name, in any case")
     since: Optional[float] = interface.SINCE
     until: Optional[float] = interface.UNTIL
     efficiency_below: Optional[float] = Query(
         None, ge=0, le=1, description="only jobs that used less than this share of their allocated CPU time"
     )
-    rule: str = Query("", max_length=interface.MAX_TEXT, description="only jobs with this rule of advice")
+    rule: str = some_text("only jobs with this rule of advice")
 
     def seen_by(self, visitor: Visitor) -> Optional[str]:
         """Return the only user whose jobs the answer may have; None for all users."""
@@ -177,7 +165,7 @@ class ArchiveRoutes:
             found = graded_jobs(archive, conditions.where(whose), wanted, sort, not ascending, offset, limit)
             items = [{**dict.fromkeys(names), **_own(row, only, whose)} for row in found.rows]
             for row in items if with_curves else ():
-                row[FOOTPRINT.name] = curves_of(row[FOOTPRINT.name], DIGITS)
+                row[FOOTPRINT.name] = curves_of(row[FOOTPRINT.name], is_short=True)
             return {**page, "total": found.total, "items": items}
 
         return await self._respond(request, work)
@@ -264,8 +252,6 @@ class ArchiveRoutes:
                     return respond(archive, only)
             except QueryError as err:
                 raise HTTPException(400, str(err)) from err
-            except ColmetError as err:
-                return failure(503, str(err) if only is None else UNREADABLE)
 
         return await self._routes.run(self.workers, request, make)
 
@@ -311,26 +297,13 @@ def _narrow(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in _LARGE}
 
 
-def curves_of(packed: Any, digits: Optional[int] = None) -> Optional[Mapping[str, Any]]:
-    """Return unpacked curves; None for others. `digits` are those of each value, all by default."""
-    try:
-        found = footprint.decode(packed) if isinstance(packed, bytes) else None
-    except ValueError:  # of a later version, or damaged
-        return None
+def curves_of(packed: Any, is_short: bool = False) -> Optional[Mapping[str, Any]]:
+    """Return unpacked curves, with short numbers or whole ones; None for others."""
+    found = jobs_page.footprint_of(packed)
     if found is None:
         return None
-    curves: Mapping[str, Any] = found.curves
-    if digits is not None:
-        curves = {name: [_rounded(value, digits) for value in curve.tolist()] for name, curve in curves.items()}
+    curves = {name: short_values(curve.tolist()) if is_short else curve for name, curve in found.curves.items()}
     return {"step_s": found.step_s, **curves}
-
-
-def _rounded(value: float, digits: int) -> Optional[float]:
-    """Return a value with a number of significant digits, whole if it is large; None for a missing one."""
-    if not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if abs(rounded) >= 10**digits else rounded
 
 
 def _renamed(groups: Sequence[UsageGroup], at: int, user: str) -> list[UsageGroup]:

@@ -100,11 +100,6 @@ def make_password(given: str) -> Password:
     return Password(N, R, P, salt, _scrypt(given, N, R, P, salt))
 
 
-def nobody(like: Password | None) -> Password:
-    """Return a random hash, unmatched by any password and as slow to check as `like`."""
-    return (like or Password(N, R, P, b"", b""))._replace(salt=os.urandom(16), digest=os.urandom(32))
-
-
 def make_token() -> str:
     """Return a new token."""
     return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
@@ -189,7 +184,7 @@ class Users(NamedTuple):
     names: int  # number of users
     passwords: Mapping[str, Credential]  # the line of each password, by user
     tokens: Mapping[bytes, Credential]  # the line of each token, by its digest
-    nobody: Password  # an unmatched password, to check for unknown names
+    nobody: Password  # a random hash that no password matches, to check for unknown names, as slow as the others
     is_open: bool  # whether every user of this machine can read the file
 
 
@@ -216,8 +211,9 @@ def read_users(path: str) -> tuple[Users, Mark]:
         else:
             passwords[line.name] = line
     secrets = [line.secret for line in passwords.values() if isinstance(line.secret, Password)]
-    dearest = max(secrets, key=lambda one: one.n * one.r * one.p, default=None)
-    return Users(len(names), passwords, tokens, nobody(dearest), bool(found.st_mode & stat.S_IROTH)), mark_of(found)
+    dearest = max(secrets, key=lambda one: one.n * one.r * one.p, default=Password(N, R, P, b"", b""))
+    nobody = dearest._replace(salt=os.urandom(16), digest=os.urandom(32))
+    return Users(len(names), passwords, tokens, nobody, bool(found.st_mode & stat.S_IROTH)), mark_of(found)
 
 
 def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
@@ -328,15 +324,13 @@ class Leaders:
     count: Callable[[str], int] = lambda _: 1  # counts an event by name
 
     def __post_init__(self) -> None:
-        path, clock, count = self.path, self.clock, self.count
-        self._file = (
-            WatchedFile(path, parse_leaders, "leaders of projects not read again", clock, count)
-            if path is not None
-            else None
-        )
+        self._file: WatchedFile[Projects] | None = None
+        if self.path is not None:
+            what = "leaders of projects not read again"
+            self._file = WatchedFile(self.path, parse_leaders, what, self.clock, self.count)
         self._batch: Projects = {}
         self._until = 0.0  # of the answer of the batch system
-        self._due = clock()
+        self._due = self.clock()
         self._asking: threading.Thread | None = None
 
     def projects(self, user: str) -> frozenset[str]:

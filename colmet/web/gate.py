@@ -186,11 +186,11 @@ FOLDER = Path(__file__).parent / "static"  # of the page
 WRONG = "This name and this password are not known together."
 
 
+@dataclass(eq=False)
 class LoginRoutes:
     """The handlers, one method for each path."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    access: Access
 
     def add_to(self, app: Any) -> None:
         """Add the routes to an application."""
@@ -202,14 +202,14 @@ class LoginRoutes:
 
     async def form(self, request: Request) -> Response:
         """Return the form; without a file of users, go to the page."""
-        return _page() if self._access.names is not None else RedirectResponse("./", 303)
+        return _page() if self.access.names is not None else RedirectResponse("./", 303)
 
     async def log_in(self, request: Request) -> Response:
         """Begin a session for the name and the password of the form."""
         given = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=8)
         name, password = [given.get(key, [""])[0] for key in ("name", "password")]
         try:
-            session, _ = await self._access.log_in(name.strip(), password, request.scope[CLIENT])
+            session, _ = await self.access.log_in(name.strip(), password, request.scope[CLIENT])
         except NoLoginToken:
             return RedirectResponse("./", 303)
         except Unauthorized:
@@ -219,13 +219,14 @@ class LoginRoutes:
             response.headers["Retry-After"] = too_many(err).headers["Retry-After"]
             return response
         response = RedirectResponse("./", 303)
-        secure = is_behind_tls(request)
+        # The browser's connection has TLS by the proxy's word; without it, behind a Unix socket.
+        secure = request.headers.get("x-forwarded-proto", "http" if request.client else "https") == "https"
         response.set_cookie(COOKIE, session, int(SESSION_S), secure=secure, httponly=True, samesite="strict")
         return response
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
-        self._access.end(request.scope[SESSION])
+        self.access.end(request.scope[SESSION])
         response = RedirectResponse("login", 303)
         response.delete_cookie(COOKIE)
         return response
@@ -234,17 +235,12 @@ class LoginRoutes:
         """Return a token for the name and the password of the request, for later requests without the password."""
         given = request.headers.getlist("authorization")
         try:
-            token, until = await self._access.login_token(given, request.scope[CLIENT])
+            token, until = await self.access.login_token(given, request.scope[CLIENT])
         except NoLoginToken as err:
             raise HTTPException(404, str(err)) from None
         except Unauthorized:
             return unauthorized()
         return answer({"token": token, "until": until})
-
-
-def is_behind_tls(request: Request) -> bool:
-    """Return whether the browser's connection has TLS: the proxy's word, and without it that of a Unix socket."""
-    return request.headers.get("x-forwarded-proto", "http" if request.client else "https") == "https"
 
 
 def _page(status: int = 200, error: str = "", name: str = "") -> Response:

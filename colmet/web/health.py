@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from colmet.common.daemon.checks import NAGIOS, Finding, Level, fail, warn
@@ -26,30 +27,30 @@ DROPS = frozenset(
         *("unwritten_rows", "unwritten_values"),
     }
 )
-_CONNECTIONS = ("connections", "let_in", "unknown_key", "key_withdrawn", "handshake_failed", "keys", "broken_keys")
+CONNECTIONS = ("connections", "let_in", "unknown_key", "key_withdrawn", "handshake_failed", "keys", "broken_keys")
 Spool = Mapping[str, Any]  # `node`, `waiting`, `dropped`, `acknowledged`: batches
 _REMEDY = "`systemctl restart colmet-collector`, and see `journalctl -u colmet-collector -n 50`"
 
 
+@dataclass(eq=False)
 class CollectorReport:
     """The latest status of the collector, from its notes in the feed. One thread notes, any other reads."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._latest: tuple[Mapping[str, Any], float] | None = None
+    monotonic: Callable[[], float] = time.monotonic
+    _latest: tuple[Mapping[str, Any], float] | None = None
 
     def note(self, content: Mapping[str, Any]) -> None:
         """Read a note of the collector."""
         status = content.get("status")
         if isinstance(status, dict) and status.get("daemon") == "collector":
-            self._latest = status, self._monotonic()
+            self._latest = status, self.monotonic()
 
     def look(self) -> tuple[Mapping[str, Any], float | None]:
         """Return the status and its age in seconds; an empty one and None before the first."""
         if self._latest is None:
             return {}, None
         status, at = self._latest
-        return status, self._monotonic() - at
+        return status, self.monotonic() - at
 
 
 def health_answer(
@@ -102,7 +103,7 @@ def health_answer(
         },
         "keys": {
             "required": None if not status else "keys" in counts,
-            **{key: counts.get(key) for key in _CONNECTIONS},
+            **{key: counts.get(key) for key in CONNECTIONS},
             "refused": [dict(one) for one in status.get("refused", ())],
             "findings": [_finding(one) for one in judge_keys(status)],
         },

@@ -72,11 +72,6 @@ def own_hosts(hosts: Hosts, only: str | None) -> Hosts:
     return found
 
 
-def own_owners(owners: Owners, only: str | None) -> Owners:
-    """Return the entry of this user; all owners if `only` is None."""
-    return {name: owner for name, owner in owners.items() if only is None or name == only}
-
-
 def uid_of(user: str) -> str:
     """Return the number of a user of this machine, as text; empty if the name is unknown."""
     try:

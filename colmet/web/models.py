@@ -1,6 +1,5 @@
 """The shapes of the answers, for the OpenAPI description only: answers are not validated by these models."""
 
-from collections.abc import Iterable
 from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  # evaluated at run time, on 3.9, too
 
 from pydantic import Field, create_model
@@ -9,12 +8,12 @@ from colmet.batch import gridengine_memory as qmem
 from colmet.common import measures
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
-from colmet.web.health import RECEIVED, SPOOL
+from colmet.web.health import CONNECTIONS, RECEIVED, SPOOL
 from colmet.web.queries import TOTALS
 
 Number, Whole, Text = Optional[float], Optional[int], Optional[str]
 
-# The shapes of dataclasses and of TypedDicts, which are attributes of this module, too.
+# The shapes of dataclasses, NamedTuples and TypedDicts, which are attributes of this module, too.
 _SHAPES: dict[Any, Any] = {}
 
 
@@ -26,26 +25,17 @@ def shape(name: str, about: str, /, **fields: Any) -> Any:
     declared: dict[str, Any] = {}
     for key, field in fields.items():
         kind, text = field if isinstance(field, tuple) else (field, ...)
-        declared[key] = (_type(kind), Field(..., description=text) if isinstance(text, str) else text)
+        declared[key] = (type_of(kind), Field(..., description=text) if isinstance(text, str) else text)
     made: Any = create_model(name, __module__=__name__, **declared)
     made.__doc__ = about
     return made
 
 
-def nullable(kind: Any) -> Any:
-    """Return a type of which null is a value, too."""
-    return Optional[_type(kind)]
-
-
-def _type(kind: Any) -> Any:
+def type_of(kind: Any) -> Any:
+    """Return the type that is meant by [float] and {str: float}, and other types as they are."""
     if isinstance(kind, list):
-        return list[_type(kind[0])]  # type: ignore[misc]
-    return dict[str, _type(kind[str])] if isinstance(kind, dict) else kind  # type: ignore[misc]
-
-
-def each(kind: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return fields of one type."""
-    return dict.fromkeys(names, kind)
+        return list[type_of(kind[0])]  # type: ignore[misc]
+    return dict[str, type_of(kind[str])] if isinstance(kind, dict) else kind  # type: ignore[misc]
 
 
 def shape_of(kind: Any) -> Any:
@@ -60,7 +50,7 @@ def shape_of(kind: Any) -> Any:
 
 
 def add_shape(kind: Any, name: str, **derived: Any) -> None:
-    """Add the shape of a dataclass or a TypedDict; `derived` are values that it computes."""
+    """Add the shape of a dataclass, a NamedTuple or a TypedDict; `derived` are values that it computes."""
     values = {key: shape_of(hint) for key, hint in get_type_hints(kind).items() if key != "curves"}
     about = (kind.__doc__ or "").partition("\n")[0]
     _SHAPES[kind] = globals()[name] = shape(name, about, **{**values, **derived})
@@ -80,19 +70,16 @@ _JOB_VALUES = {
     **{key: _description(measure) for key, measure in JOB_MEASURES.items()},
 }
 _NODE_VALUES = {
+    **{key: _description(NODE_MEASURES[key]) for key in ("cpus", "load", "read", "write")},
     "jobs": "jobs on it",
-    "cpus": _description(NODE_MEASURES["cpus"]),
     "cpu": "use of its CPUs, as a share",
     "iowait": "share of the time of waits for a block device",
     "steal": "share of the time used by other virtual machines",
-    "load": _description(NODE_MEASURES["load"]),
     "memory": "bytes used",
     "memory_total": _description(NODE_MEASURES["memtotal"]),
     "memory_share": "memory used, as a share",
     "swap": "bytes of swap used",
     "io": "bytes read and written per second",
-    "read": _description(NODE_MEASURES["read"]),
-    "write": _description(NODE_MEASURES["write"]),
     "seen_age": "seconds since its last message",
     "lag": "age of its latest message on arrival, in seconds",
     "network": "bytes received and sent per second over InfiniBand, Omni-Path and RoCE",
@@ -127,7 +114,7 @@ NodeCounts = shape(
     heard=(Whole, "number of nodes that send"),
     silent=(Whole, "number of nodes that do not send any more"),
     cpu=(Number, "use of the CPUs, as a share"),
-    **each(Number, ("memory", "memory_total", "load")),
+    **dict.fromkeys(("memory", "memory_total", "load"), Number),
 )
 JobCounts = shape(
     "JobCounts",
@@ -135,7 +122,7 @@ JobCounts = shape(
     running=Whole,
     users=Whole,
     cpu_share=Number,
-    **each(Number, TOTALS),
+    **dict.fromkeys(TOTALS, Number),
 )
 MessageCounts = shape(
     "MessageCounts", "Messages of nodes: received, and dropped before this process.", taken=Whole, left_out=Whole
@@ -150,13 +137,7 @@ Cluster = shape(
     kept_s=(Number, "age of the oldest samples in memory, in seconds"),
     warnings=[str],
 )
-MeasureSource = shape(
-    "MeasureSource",
-    "A column with values of a measure.",
-    table=str,
-    column=str,
-    origin=(str, "cgroup, tasks or processes if the sources differ in what they count"),
-)
+add_shape(measures.Source, "MeasureSource")
 DescribedMeasure = shape(
     "DescribedMeasure",
     "A quantity such as memory used, from the first of its columns with values.",
@@ -168,7 +149,7 @@ DescribedMeasure = shape(
     rate=(bool, "whether charts show the growth per second"),
     hosts=(str, "fold over hosts: sum, mean, max, or all (a sum, missing if a host lacks it)"),
     time=(str, "fold over samples: total, mean, max, last"),
-    sources=[MeasureSource],
+    sources=[shape_of(measures.Source)],
 )
 MeasureTerm = shape("MeasureTerm", "A part of a sum.", measure=str, sign=int)
 UnitFormat = shape(
@@ -210,9 +191,9 @@ NodeRow = shape(
     **_NODE_FIELDS,
     silent=(bool, "whether it does not send any more"),
 )
-_PAGE: dict[str, Any] = {"total": int, "offset": int, "limit": int}
-Jobs = shape("Jobs", "A page of the jobs of a query.", **_PAGE, items=[JobRow])
-Nodes = shape("Nodes", "A page of the nodes of a query.", **_PAGE, items=[NodeRow])
+PAGE: dict[str, Any] = {"total": int, "offset": int, "limit": int}
+Jobs = shape("Jobs", "A page of the jobs of a query.", **PAGE, items=[JobRow])
+Nodes = shape("Nodes", "A page of the nodes of a query.", **PAGE, items=[NodeRow])
 Column = shape(
     "Column",
     "A column of a table; `metric` of /series is TABLE.COLUMN.",
@@ -273,7 +254,7 @@ Series = shape(
     source=(str, "memory, stored, both or none"),
     warnings=[str],
     series=([OneSeries], "empty with `together`"),
-    together=(nullable(SeriesTogether), "null without the parameter `together`"),
+    together=(Optional[SeriesTogether], "null without the parameter `together`"),
 )
 add_shape(qmem.JobOnHost, "QmemJobOnHost")
 add_shape(qmem.BatchHost, "QmemHost")
@@ -361,7 +342,7 @@ JournalHealth = shape(
     full=Optional[bool],
     why=(Text, "reason why it cannot be written to; empty if it can"),
 )
-ReceivedCounts = shape("ReceivedCounts", "Counters of all senders since the start.", **each(Whole, RECEIVED))
+ReceivedCounts = shape("ReceivedCounts", "Counters of all senders since the start.", **dict.fromkeys(RECEIVED, Whole))
 RecentEvent = shape(
     "RecentEvent",
     "A counter that has grown in the last hour.",
@@ -370,7 +351,7 @@ RecentEvent = shape(
     dropped=(bool, "whether it counts data that is not stored"),
     harmless=(bool, "whether it is no part of the verdict"),
 )
-NodeSpool = shape("NodeSpool", "Batches of a node.", node=str, **each(Whole, SPOOL))
+NodeSpool = shape("NodeSpool", "Batches of a node.", node=str, **dict.fromkeys(SPOOL, Whole))
 NodeSpools = shape(
     "NodeSpools",
     "Batches that the nodes keep until they are acknowledged.",
@@ -383,12 +364,9 @@ NodeSpools = shape(
 RefusedConnection = shape("RefusedConnection", "An address with refused connections.", why=str, address=str, count=int)
 KeyHealth = shape(
     "KeyHealth",
-    "Keys, and connections since the start.",
+    "Keys, and connections: open ones, and others since the start.",
     required=(Optional[bool], "whether only known keys are accepted"),
-    connections=(Whole, "open ones"),
-    **each(Whole, ("let_in", "unknown_key", "key_withdrawn", "handshake_failed")),
-    keys=(Whole, "known keys of nodes"),
-    broken_keys=(Whole, "files of keys that cannot be used"),
+    **dict.fromkeys(CONNECTIONS, Whole),
     refused=[RefusedConnection],
     findings=[HealthFinding],
 )

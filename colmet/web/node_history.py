@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy.typing as npt
 
 from colmet.common.live.latest_tables import HostTables
 from colmet.common.live.summary import DEVICE_TABLES, NODE_TABLES, Heard, measure_devices, measure_nodes
+from colmet.web.series import short_values
 
 MAX_NODES = 5000
-DIGITS = 4  # of a value in an answer
 # By the keys of answers: the unit of the values.
 MEASURES: Mapping[str, str] = {
     **{"cpu": "share", "memory": "share", "load": "tasks by CPU", "io": "bytes/s", "network": "bytes/s"},
@@ -45,19 +46,18 @@ class HistoryQuery(NamedTuple):
     limit: int = 100  # max nodes
 
 
+@dataclass(eq=False)
 class HistoryMemory:
     """Values of nodes over time. One thread records, any other reads.
 
     A value of a counter is its growth over the whole minute, that of another column its latest value; a quarter of an
     hour has the mean of its minutes. Nothing is known from before the start of this process. A node without a value in
     all of the kept time is dropped.
-
-    Attributes:
-        left_out: number of values of nodes without room.
     """
 
-    def __init__(self) -> None:
-        self.left_out = 0
+    left_out: int = 0  # values of nodes without room
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()  # of all attributes
         # by node and span: the values by measure and interval, NaN for a missing one
         self._nodes: dict[str, dict[str, Values]] = {}
@@ -120,7 +120,7 @@ class HistoryMemory:
             numbers = range(last - span.intervals + 1, last + 1) if since is not None else ()
             at = [number % span.intervals for number in numbers]
             measure = list(MEASURES).index(query.measure)
-            values = np.array([self._nodes[node][query.span][measure, at] for node in page]).reshape(-1, len(at) or 1)
+            values = [self._nodes[node][query.span][measure, at].tolist() for node in page]
         return {
             "measure": query.measure,
             "unit": MEASURES[query.measure],
@@ -130,7 +130,7 @@ class HistoryMemory:
             "starts": [number * span.step_s for number in numbers],
             "total": len(names),
             "offset": query.offset,
-            "items": [{"node": node, "values": one} for node, one in zip(page, _shortened(values))],
+            "items": [{"node": node, "values": one} for node, one in zip(page, map(short_values, values))],
         }
 
 
@@ -153,12 +153,3 @@ def _values(row: Mapping[str, Any], devices: Mapping[str, Any]) -> list[float | 
         *(devices.get(key) for key in ("network", "power", "temperature")),
         row["lag"],
     ]
-
-
-def _shortened(values: Values) -> list[list[float | None]]:
-    """Return values for JSON, with a few digits; None (null) for a missing one."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        power = np.floor(np.log10(np.abs(values.astype(np.float64))))
-    scale = 10.0 ** (DIGITS - 1 - np.where(np.isfinite(power), power, 0))
-    short = np.round(values * scale) / scale
-    return [[one if math.isfinite(one) else None for one in row] for row in short.tolist()]

@@ -159,46 +159,38 @@ class CacheView(NamedTuple):
 
 @dataclass(eq=False)
 class RecentCache:
-    """A cache of recent rows. One thread adds batches, any thread reads.
-
-    Attributes:
-        began: time of the start, seconds since 1970.
-        batches: number of batches received.
-        missed: number of messages dropped by the collector, from its notes.
-    """
+    """A cache of recent rows. One thread adds batches, any thread reads."""
 
     max_bytes: int  # approximate memory of earlier tables
     max_age_s: float
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    began: float = 0.0  # time of the start, seconds since 1970
+    batches: int = 0  # received
+    missed: int = 0  # messages dropped by the collector, from its notes
 
     def __post_init__(self) -> None:
-        self.batches = self.missed = 0
         self._lock = threading.Lock()  # of the attributes of `clear`; a reader holds it while copying references
         self._evicted = self._over_share = self._left_out = self._forgotten = 0
-        self._clear()
+        self.clear()
 
     def clear(self) -> None:
         """Drop all: what follows may lack some messages since the last one."""
         with self._lock:
-            self._clear()
-
-    def _clear(self) -> None:
-        monotonic = self.monotonic
-        self.began = self.now()
-        self._began = monotonic()
-        self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=monotonic)
-        self._tidy_at = 0.0
-        self._heard: dict[str, tuple[Heard, str]] = {}  # with its sender, by host
-        self._hosts_of = Shares(MAX_HOSTS)
-        self._jobs: dict[int, RecentJob] = {}
-        self._jobs_of = Shares(MAX_JOBS)
-        self._strands: dict[tuple[str, str], _HostTable] = {}
-        self._strands_of = Shares(MAX_STRANDS)
-        self._by_host: dict[str, set[str]] = {}
-        self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # all blocks, by sender
-        self._sets: dict[frozenset[str], frozenset[str]] = {}
-        self._bytes_of = Shares(self.max_bytes)
+            self.began = self.now()
+            self._began = self.monotonic()
+            self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=self.monotonic)
+            self._tidy_at = 0.0
+            self._heard: dict[str, tuple[Heard, str]] = {}  # with its sender, by host
+            self._hosts_of = Shares(MAX_HOSTS)
+            self._jobs: dict[int, RecentJob] = {}
+            self._jobs_of = Shares(MAX_JOBS)
+            self._strands: dict[tuple[str, str], _HostTable] = {}
+            self._strands_of = Shares(MAX_STRANDS)
+            self._by_host: dict[str, set[str]] = {}
+            self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # all blocks, by sender
+            self._sets: dict[frozenset[str], frozenset[str]] = {}
+            self._bytes_of = Shares(self.max_bytes)
 
     def counters(self) -> dict[str, int]:
         """Return counters of kept and of dropped data."""

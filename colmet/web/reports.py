@@ -16,10 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError, ConfigError
@@ -27,10 +27,9 @@ from colmet.common.host.command import python_command, python_environment
 from colmet.common.text import UTC, Clock, how_to_install
 from colmet.jobs.figures import Report
 from colmet.jobs.report.archived import UNREADABLE, OwnHistory, made_from, without_others
-from colmet.jobs.report.document import document_of
+from colmet.jobs.report.document import document_of, to_json
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
-from colmet.web.responses import to_json
 from colmet.web.store import ArchiveOpener, EmptyHistory, archive_opener, find_in, opener
 from colmet.web.workers import Busy
 
@@ -80,9 +79,10 @@ class ReportProcesses:
     command: tuple[str, ...] = python_command(START)
     deadline_s: float = DEADLINE_S  # of a report
 
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cache = ""  # a directory for the list of fonts, which is slow to make
+    @cached_property
+    def _cache(self) -> str:
+        """A directory for the list of fonts, which is slow to make."""
+        return tempfile.mkdtemp(prefix="colmet-web-")
 
     def __call__(self, query: ReportQuery) -> bytes | None:
         """Return a report in its form; None without rows of the job.
@@ -93,9 +93,10 @@ class ReportProcesses:
             ColmetError: it cannot be made; may name files and hosts.
         """
         asked = json.dumps({"store": store_of(self.options), **query._asdict()}).encode()
+        environment = {**python_environment(), "MPLCONFIGDIR": self._cache}
         try:
             with subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment(query.form)
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
             ) as process:
                 try:
                     said, _ = process.communicate(asked, self.deadline_s)
@@ -115,17 +116,9 @@ class ReportProcesses:
             raise ColmetError(str(found["error"]))
         return body or None
 
-    def _environment(self, form: str) -> dict[str, str]:
-        found = python_environment()
-        if form != "json":
-            with self._lock:
-                self._cache = self._cache or tempfile.mkdtemp(prefix="colmet-web-")
-            found["MPLCONFIGDIR"] = self._cache
-        return found
-
     def close(self) -> None:
         """Remove the temporary directory."""
-        shutil.rmtree(self._cache, ignore_errors=True)
+        shutil.rmtree(vars(self).get("_cache", ""), ignore_errors=True)
 
 
 NICE = 5  # the interface has priority

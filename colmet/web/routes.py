@@ -19,15 +19,15 @@ from colmet.web.access import Access
 from colmet.web.catalogue import local_zone, measures_answer
 from colmet.web.gate import CLIENT, visitor_of
 from colmet.web.interface import JOB_SORTS, NODE_SORTS, SeriesOptions, choose, numbers_of, split_metric
-from colmet.web.memory_answers import own_hosts, own_owners
+from colmet.web.memory_answers import own_hosts
 from colmet.web.node_history import HistoryQuery
 from colmet.web.ownership import earliest, names_of
 from colmet.web.queries import JobsQuery, NodesQuery, Queries
 from colmet.web.recent_cache import FACILITY
-from colmet.web.responses import answer
+from colmet.web.responses import answer, failure
 from colmet.web.series_query import SeriesQuery
 from colmet.web.store import ArchiveOpener, StoreWarning, find_in, warning_of
-from colmet.web.workers import Workers
+from colmet.web.workers import Busy, Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
 NO_JOB = "job {} does not exist, or you may not see it"
@@ -80,16 +80,12 @@ class Routes:
     async def whoami(self, request: Request) -> Response:
         """Return the user of the request, and the version of the interface."""
         visitor = visitor_of(request.scope)
-        about = {"version": __version__, "time": time.time(), "gridengine": self.gridengine}
-        place: dict[str, Any] = {"zone": local_zone(), "sign_out": self.access.sign_out}
-
-        def make(_only: Optional[str]) -> Response:
-            more = {**about, **place, "archive": self._has_archive()}
-            return answer(
-                {"user": visitor.user, "admin": visitor.is_admin, "projects": sorted(visitor.projects), **more}
-            )
-
-        return await self.run(self._memory, request, make)
+        content = {
+            **{"user": visitor.user, "admin": visitor.is_admin, "projects": sorted(visitor.projects)},
+            **{"version": __version__, "time": time.time(), "gridengine": self.gridengine},
+            **{"zone": local_zone(), "sign_out": self.access.sign_out},
+        }
+        return await self.respond(self._memory, request, lambda _: {**content, "archive": self._has_archive()})
 
     async def status(self, request: Request) -> Response:
         """Return counters of this process, for administrators."""
@@ -309,7 +305,11 @@ class Routes:
 
     async def qstat(self, request: Request) -> Response:
         """Return owners with requests and use of their jobs, in the form of QmemTools' server."""
-        return await self._qmem(request, "qstat", lambda only: own_owners(self.queries.qstat(), only))
+
+        def owners(only: Optional[str]) -> Mapping[str, Any]:
+            return {name: owner for name, owner in self.queries.qstat().items() if only in (None, name)}
+
+        return await self._qmem(request, "qstat", owners)
 
     async def _qmem(self, request: Request, name: str, data: Work) -> Response:
         def work(only: Optional[str]) -> Mapping[str, Any]:
@@ -332,10 +332,22 @@ class Routes:
         return await self.run(workers, request, make)
 
     async def run(self, workers: Workers, request: Request, make: Callable[[Optional[str]], Response]) -> Response:
-        """Return an answer made in a thread of `workers`, for the only user with visible jobs; None for all."""
+        """Return an answer made in a thread of `workers`, for the only user with visible jobs; None for all.
+
+        Where the store or the archive cannot be read, the answer is 503; administrators alone see why.
+        """
+
+        def made(only: Optional[str]) -> Response:
+            try:
+                return make(only)
+            except Busy:
+                raise
+            except ColmetError as err:
+                return failure(503, str(err) if only is None else UNREADABLE)
+
         visitor = visitor_of(request.scope)
         whose = ("user", visitor.user) if visitor.user is not None else ("client", request.scope[CLIENT])
-        return await workers.run(whose, make, visitor.only)
+        return await workers.run(whose, made, visitor.only)
 
     def own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
         """Return the visible part of a job for a user, as `Queries.own`; None for the whole job.

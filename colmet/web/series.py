@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 DAY_S = 86400.0
 FOLDS = ("mean", "min", "max", "last")
+DIGITS = 4  # of short numbers in answers
 
 
 class RawSeries(NamedTuple):
@@ -254,6 +255,12 @@ def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: F
 def json_values(values: Floats) -> list[float | None]:
     """Return numbers for JSON: None (null) for a missing value."""
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def short_values(values: Iterable[float]) -> list[float | None]:
+    """Return numbers for JSON with `DIGITS` significant digits, whole if they are large; None for a missing value."""
+    short = [float(f"{value:.{DIGITS}g}") for value in values]
+    return [None if not math.isfinite(one) else int(one) if abs(one) >= 10**DIGITS else one for one in short]
 
 
 CARRIED = 2  # intervals for which the last value of a host counts

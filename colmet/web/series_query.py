@@ -40,6 +40,8 @@ from colmet.web.series import (
 from colmet.web.store import StoreReader, warning_of
 
 SOURCES = ("auto", "memory", "stored")
+# Of values, by whether there are any in the recent cache, and in the store.
+ORIGINS = {(True, True): "both", (True, False): "memory", (False, True): "stored", (False, False): "none"}
 MAX_VALUES = 1 << 20  # in one answer
 MAX_PARTS = 4096  # series in one answer
 ROW_VALUES = 6  # memory of a row with its labels, in numbers
@@ -205,7 +207,7 @@ class SeriesReading:
             "since": query.since if query.since is not None else min(times, default=None),
             "until": query.until if query.until is not None else self._now,
             "step": step,
-            "source": _origin(self._has_later, self._has_earlier),
+            "source": ORIGINS[self._has_later, self._has_earlier],
             "warnings": warnings,
             "series": series,
             "together": together,
@@ -282,12 +284,6 @@ class SeriesReading:
             for host, one in earlier.items():
                 found[host] = one if host not in found else found[host].joined(one)
         return ceilings(query.table, query.column, found)
-
-
-def _origin(is_recent: bool, is_stored: bool) -> str:
-    if is_recent:
-        return "both" if is_stored else "memory"
-    return "stored" if is_stored else "none"
 
 
 def _groups(begins: Mapping[str, float], rows: HostRows) -> list[list[str]]:

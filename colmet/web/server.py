@@ -31,13 +31,14 @@ from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.metrics_http import ListenAddress, cannot_listen, own_names, resolve
 from colmet.common.errors import ConfigError
 from colmet.common.text import document
+from colmet.jobs.report.document import to_json
 from colmet.web.access import Access, Stats
 from colmet.web.archive_routes import ArchiveRoutes
 from colmet.web.gate import FOLDER, Gate, LoginRoutes, too_many
 from colmet.web.interface import described
 from colmet.web.options import Address, UnixAddress
 from colmet.web.queries import Queries
-from colmet.web.responses import encoded, failure, to_json
+from colmet.web.responses import encoded, failure
 from colmet.web.routes import Routes
 from colmet.web.stored_routes import Stored, StoredRoutes
 from colmet.web.workers import Busy

@@ -153,11 +153,6 @@ class StoreReader:
         self._kept: OrderedDict[Any, _CachedAnswer] = OrderedDict()
         self._kept_bytes = 0
         self._pending: dict[Any, Future[StoreAnswer]] = {}
-        self._asked = self._read = self._failures = 0
-
-    def counters(self) -> dict[str, int]:
-        """Return the numbers of queries: all (`asked`), those that read the store (`read`), and failed ones."""
-        return {"asked": self._asked, "read": self._read, "failures": self._failures}
 
     def tables(self, job: int, since: float | None = None) -> StoreAnswer:
         """Return the tables of a job with their columns, from `since` on, rounded down to a minute."""
@@ -253,7 +248,6 @@ class StoreReader:
     def _ask(self, key: Any, work: Callable[[History], Any], keep_s: float | Callable[[Any], float]) -> StoreAnswer:
         """Return the result of `work`: from the cache, from another caller's query in progress, or from the store."""
         with self._lock:
-            self._asked += 1
             kept = self._kept.get(key)
             if kept is not None and kept.until > self.monotonic():
                 self._kept.move_to_end(key)
@@ -267,7 +261,6 @@ class StoreReader:
             answer = self._read_by(work)
         except BaseException as err:
             with self._lock:
-                self._failures += 1
                 del self._pending[key]
             mine.set_exception(err)
             raise
@@ -281,8 +274,6 @@ class StoreReader:
         opened, history = self._take()
         history.allow(READ_S)
         try:
-            with self._lock:
-                self._read += 1
             answer = StoreAnswer(work(history), tuple(map(StoreWarning, history.warnings)))
         except MemoryError as err:
             history.close()

@@ -1,17 +1,18 @@
 """The shapes of answers from stored rows, of reports and of answers from the job archive, as `colmet.web.models`."""
 
+from dataclasses import is_dataclass
 from typing import Any, Optional  # evaluated at run time, on 3.9, too
 
 from pydantic import Field
 
-from colmet.common.lines import JobCompleteness, JobGap
+from colmet.common.lines import JobCompleteness, JobGap, Line
 from colmet.jobs import figures as report_model
 from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.queries import SUMS
 from colmet.jobs.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
 from colmet.jobs.grades import GRADES
-from colmet.jobs.report.several import COMPARED
-from colmet.web.models import Number, Text, Whole, add_shape, each, nullable, shape, shape_of
+from colmet.jobs.report.several import Spread, Unusual
+from colmet.web.models import PAGE, Number, Text, Whole, add_shape, shape, shape_of, type_of
 
 StoredTables = shape(
     "StoredTables",
@@ -45,38 +46,29 @@ HostCompleteness = shape(
     "HostCompleteness",
     "The stored share of a job's samples of one node.",
     node=str,
-    **each(Number, ("share", "expected", "present")),
+    **dict.fromkeys(("share", "expected", "present"), Number),
     gaps=[Gap],
 )
 Completeness = shape(
     "Completeness",
     "The stored share of a job's samples.",
     job=int,
-    **each(Number, ("share", "expected", "present")),
+    **dict.fromkeys(("share", "expected", "present"), Number),
     hosts=[HostCompleteness],
     warnings=[str],
 )
 
 
 # The shapes of a report and of its parts, by dataclass; docs/tools/report.md has the values.
-for _kind, _derived in (
-    (report_model.Cpu, {"used_ratio": Number}),
-    (report_model.TimeShares, {}),
-    (report_model.MemoryUse, {}),
-    (report_model.InputOutput, {}),
-    (report_model.Shared, {}),
-    (report_model.GpuUse, {}),
-    (report_model.Energy, {}),
-    (JobGap, {}),
-    (JobCompleteness, {"here_ratio": Number}),
-    (report_model.Advice, {}),
-    (report_model.BatchFacts, {}),
-    (report_model.Use, {}),
-    (report_model.Judgement, {}),
-    (report_model.Ending, {}),
-    (report_model.HostFigures, {"cores": Number, "cpu_used_ratio": Number}),
-):
-    add_shape(_kind, f"Report{_kind.__name__}", **_derived)
+_COMPUTED = {
+    **{report_model.Cpu: ["used_ratio"], JobCompleteness: ["here_ratio"]},
+    report_model.HostFigures: ["cores", "cpu_used_ratio"],
+}
+_WITH_PARTS = (report_model.Whereabouts, report_model.Report, report_model.Curve, Line)  # no part of a part
+_kinds: list[Any] = [JobGap, *filter(is_dataclass, vars(report_model).values())]
+for _kind in _kinds:
+    if _kind not in _WITH_PARTS:
+        add_shape(_kind, f"Report{_kind.__name__}", **dict.fromkeys(_COMPUTED.get(_kind, ()), Number))
 add_shape(report_model.Whereabouts, "ReportWhereabouts", shares=shape_of(report_model.TimeShares))
 add_shape(
     report_model.Report,
@@ -112,23 +104,21 @@ ShortCurves = shape(
     "ShortCurves",
     "Short curves over the life of a job, at most 64 points each; null for a missing point.",
     step_s=(int, "seconds of a point; the first one begins with the job"),
-    cpu=(nullable([Number]), Field(None, description="CPUs in use")),
-    memory=(nullable([Number]), Field(None, description="bytes in use, the most of each point")),
-    gpu=(nullable([Number]), Field(None, description="GPUs in use")),
+    cpu=(Optional[type_of([Number])], Field(None, description="CPUs in use")),
+    memory=(Optional[type_of([Number])], Field(None, description="bytes in use, the most of each point")),
+    gpu=(Optional[type_of([Number])], Field(None, description="GPUs in use")),
 )
 ArchivedRow = shape(
     "ArchivedRow",
     "A job of a list.",
     **_fields(SHOWN, None),
-    footprint=(nullable(ShortCurves), Field(None, description="on request; null if the job was too short")),
+    footprint=(Optional[ShortCurves], Field(None, description="on request; null if the job was too short")),
 )
 ONLY = (Text, "the only user whose jobs these are; null for those of all users")
 ArchivedJobs = shape(
     "ArchivedJobs",
     "A page of the jobs in the archive.",
-    total=int,
-    offset=int,
-    limit=int,
+    **PAGE,
     items=[ArchivedRow],
     only=ONLY,
 )
@@ -136,28 +126,19 @@ JobInArchive = shape(
     "JobInArchive",
     "A job in the archive, with its hosts.",
     job=ArchivedValues,
-    advice=(nullable([RuleOfAdvice]), "null if there were too few samples"),
-    footprint=(nullable(ShortCurves), "null if the job was too short"),
+    advice=(Optional[type_of([RuleOfAdvice])], "null if there were too few samples"),
+    footprint=(Optional[ShortCurves], "null if the job was too short"),
     hosts=[ArchivedHost],
     starts=([int], "of all jobs with this number, the latest first; parameter `start`"),
 )
 JobSummary = shape(
     "JobSummary",
     "The report of a job from the archive, with its short curves.",
-    report=(nullable(Report), "null if the archive lacks the job, or there is no archive"),
-    footprint=nullable(ShortCurves),
+    report=(Optional[Report], "null if the archive lacks the job, or there is no archive"),
+    footprint=Optional[ShortCurves],
 )
-SpreadOfJobs = shape("SpreadOfJobs", "The spread of a value over jobs.", min=float, median=float, max=float)
-UnusualJob = shape(
-    "UnusualJob",
-    "A job of an array that is far from the others.",
-    job=int,
-    start=int,
-    name=(str, "as the batch system prints its id"),
-    what=(str, f"one of {', '.join(COMPARED)}"),
-    value=float,
-    median=float,
-)
+add_shape(Spread, "SpreadOfJobs")
+add_shape(Unusual, "UnusualJob")
 JobsReport = shape(
     "JobsReport",
     "The report of several jobs.",
@@ -165,8 +146,8 @@ JobsReport = shape(
     array=(Text, "id of the array that all of them belong to"),
     states=({str: int}, "number of jobs by state"),
     sums=({str: Number}, "of all jobs here, and the used share of CPU and GPU time"),
-    spread=({str: SpreadOfJobs}, "of ended jobs, by name of the value"),
-    unusual=([UnusualJob], "of an array"),
+    spread=({str: shape_of(Spread)}, "of ended jobs, by name of the value"),
+    unusual=([shape_of(Unusual)], "of an array"),
     jobs=[ArchivedValues],
     notes=[str],
 )

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
-from colmet.jobs.report.archived import UNREADABLE, joined, without_others
+from colmet.jobs.report.archived import joined, without_others
 from colmet.jobs.report.document import document_of
 from colmet.stored.series import HeldRows, HostRows, RowQuery, Series
 from colmet.web import interface, stored_models
@@ -20,10 +20,10 @@ from colmet.web.gate import visitor_of
 from colmet.web.interface import ARCHIVE, MAX_TIME, PAGE, PICTURE, REPORTS, add_routes
 from colmet.web.ownership import names_of
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
-from colmet.web.responses import answer, encoded, failure
+from colmet.web.responses import encoded, failure
 from colmet.web.routes import LATE_S, NO_JOB, Routes, later, own_tables
 from colmet.web.store import ArchiveOpener, StoreReader, find_in, warning_of
-from colmet.web.workers import Busy, Workers
+from colmet.web.workers import Workers
 
 MAX_ROWS = 50_000  # of a page
 MAX_VALUES = 500_000  # of a page
@@ -61,15 +61,6 @@ class RowsQuery(NamedTuple):
     after: Optional[Mark] = None  # the end of the page before
     limit: int = MAX_ROWS  # 0: only the number of rows and their times
     own: Optional[Mapping[str, Optional[float]]] = None  # only these hosts, as `Queries.own`; None for all
-
-
-def stored_tables(store: StoreReader, job: int, since: Optional[float]) -> Optional[Mapping[str, Any]]:
-    """Return the tables of a job with their columns; None for an unknown job."""
-    found = store.tables(job, since)
-    if not found.value:
-        return None
-    tables = {name: list(columns) for name, columns in found.value.items()}
-    return {"job": job, "tables": tables, "warnings": list(found.warnings)}
 
 
 def stored_rows(store: StoreReader, query: RowsQuery) -> Mapping[str, Any]:
@@ -222,12 +213,12 @@ class StoredRoutes:
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
                 own = self._routes.own(job, only)
-                found = None if self._store is None else stored_tables(self._store, job, later(since, own))
+                found = None if self._store is None else self._store.tables(job, later(since, own))
             except ColmetError as err:
                 return {"job": job, "tables": {}, "warnings": [warning_of(err)]}
-            if found is None:
+            if found is None or not found.value:
                 raise HTTPException(404, NO_JOB.format(job))
-            return {**found, "tables": own_tables(found["tables"], only)}
+            return {"job": job, "tables": own_tables(found.value, only), "warnings": found.warnings}
 
         return await self._routes.respond(self._reading, request, work)
 
@@ -276,13 +267,7 @@ class StoredRoutes:
                 report = without_others(report)
             return {"report": document_of(report), "footprint": curves_of(found.summary.get("footprint"))}
 
-        def make(only: Optional[str]) -> Response:
-            try:
-                return answer(work(only))
-            except ColmetError as err:
-                return failure(503, str(err) if only is None else UNREADABLE)
-
-        return await self._routes.run(self._archived, request, make)
+        return await self._routes.respond(self._archived, request, work)
 
     async def report(
         self, request: Request, job: int = interface.JOB, options: ReportOptions = REPORT_OPTIONS
@@ -325,10 +310,6 @@ class StoredRoutes:
                 body = self._reporter(self._visible(query, only))
             except MissingLibrary as err:
                 return failure(501, str(err))
-            except Busy:
-                raise
-            except ColmetError as err:
-                return failure(503, str(err) if only is None else UNREADABLE)
             if body is None:
                 raise HTTPException(404, NO_JOB.format(query.job))
             return encoded(body, _HEADERS[query.form])

@@ -17,11 +17,7 @@ Work = Callable[[], None]
 
 
 class Busy(ColmetError):
-    """There are too many requests; answered with 429.
-
-    Attributes:
-        after_s: seconds until the retry.
-    """
+    """There are too many requests; answered with 429, for a retry after `after_s` seconds."""
 
     def __init__(self, text: str, after_s: float = 5.0) -> None:
         super().__init__(text)
@@ -44,7 +40,7 @@ class Workers:
     late_s: float  # timeout of a client: it gets `Busy`; a running function continues
 
     def __post_init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock may be taken again by the thread that holds it
         self._queues: OrderedDict[Hashable, deque[tuple[Work, Future[Any]]]] = OrderedDict()  # in order of turns
         self._running: Counter[Hashable] = Counter()
         self._started = 0
@@ -53,7 +49,7 @@ class Workers:
     def pending(self) -> int:
         """Number of functions running or waiting."""
         with self._changed:
-            return self._pending()
+            return sum(self._running.values()) + sum(map(len, self._queues.values()))
 
     async def run(self, client: Hashable, function: Callable[..., T], *args: Any) -> T:
         """Run a function of a client in a thread; return its result. Busy if too many wait, or for too long."""
@@ -85,7 +81,7 @@ class Workers:
         with self._changed:
             if self._pending_of(client) >= self.of_one:
                 raise Busy("too many requests of one client at once; wait for the answers first")
-            if self._pending() >= self.threads + self.waiting:
+            if self.pending >= self.threads + self.waiting:
                 largest = max(self._queues, key=self._pending_of, default=client)
                 if self._pending_of(largest) <= self._pending_of(client) + 1:
                     raise Busy("too many requests at once; retry later")
@@ -93,7 +89,7 @@ class Workers:
                 self._remove(largest, entry_of_largest)
                 dropped.set_exception(Busy("too many requests at once, most of them yours; retry later"))
             self._queues.setdefault(client, deque()).append(entry)
-            if self._started < min(self.threads, self._pending()):
+            if self._started < min(self.threads, self.pending):
                 self._started += 1
                 threading.Thread(target=self._serve, name=f"{self.name}-{self._started}", daemon=True).start()
             self._changed.notify_all()
@@ -103,9 +99,6 @@ class Workers:
         self._queues[client].remove(entry)
         if not self._queues[client]:
             del self._queues[client]
-
-    def _pending(self) -> int:
-        return sum(self._running.values()) + sum(map(len, self._queues.values()))
 
     def _pending_of(self, client: Hashable) -> int:
         return self._running[client] + len(self._queues.get(client, ()))

@@ -438,7 +438,7 @@ def test_the_verdict_is_a_sentence_for_each_grade(made, facts, changes, sentence
         (
             {"cpu": Cpu(cpus=4), "memory": MemoryUse(limit_bytes=GIB), "gpus": (GpuUse("a", "b"),)},
             "No verdict: "
-            + "; ".join([f"{what} was not measured" for what in ("its CPU time", "its memory", "the use of its GPUs")])
+            + "; ".join([f"{what} was not measured" for what in ("its CPU time", "its memory", "its GPU time")])
             + ".",
         ),
         (

@@ -46,16 +46,6 @@ def test_the_page_holds_no_script_and_no_style_of_its_own():
         assert not [name for name in attributes if name == "style" or name.startswith("on")], (tag, attributes)
 
 
-def test_the_page_names_only_files_that_there_are():
-    named = set()
-    for _, attributes in Elements((STATIC / "index.html").read_text()).found:
-        for name in ("src", "href"):
-            if attributes.get(name, "").startswith("static/"):
-                named.add(attributes[name][len("static/") :])
-    assert "page.js" in named
-    assert [name for name in sorted(named) if not (STATIC / name).is_file()] == []
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_imports_only_files_that_there_are(path):
     assert [name for name in IMPORT.findall(path.read_text()) if not (STATIC / name).is_file()] == []

@@ -426,18 +426,6 @@ def test_the_oldest_sessions_of_a_user_make_room(access, monkeypatch):
     assert not [key for key in access._sessions if key in "".join(sessions).encode()], "their hashes are kept"
 
 
-def test_no_token_is_issued_for_a_token_nor_for_a_wrong_password(access, file):
-    token, _ = issued(access, basic("alice", "secret"))
-    for header in (bearer(token), basic("alice", token)):
-        with pytest.raises(Unauthorized):
-            issued(access, header)
-    with pytest.raises(Unauthorized):
-        issued(access, basic("alice", "wrong"))
-    for other in (Access(None), Access(None, user_header="X-User")):
-        with pytest.raises(access_module.NoLoginToken):
-            issued(other, basic("alice", "secret"))
-
-
 @pytest.mark.parametrize("as_proxy", [False, True])
 def test_a_name_that_is_the_number_of_another_is_refused(file, clock, monkeypatch, as_proxy):
     """Nodes that do not know a name report the number: its jobs are those of the user with this number."""

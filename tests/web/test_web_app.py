@@ -16,10 +16,11 @@ import pytest
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.common.tables import schemas
+from colmet.jobs.report.archived import UNREADABLE
+from colmet.jobs.report.document import to_json
 from colmet.web import models
 from colmet.web.interface import JOB_SORTS, MODELS, NODE_SORTS
 from colmet.web.queries import Queries
-from colmet.web.responses import to_json
 from colmet.web.store import StoreWarning
 from colmet.web.workers import Busy, Workers
 from tests.support.web_client import ask, asking, basic
@@ -428,28 +429,9 @@ def test_why_a_store_cannot_be_read_is_for_administrators(users, page):
         def job(self, job, own=None):
             return {**super().job(job, own), "warnings": [StoreWarning("/data/bobs.hdf5: damaged"), "of anybody's"]}
 
-        def series(self, request):
-            raise ColmetError("/data/bobs.hdf5: damaged")
-
-        def completeness(self, job, since, until, own=None):
-            raise ColmetError("/data/bobs.hdf5: damaged")
-
     app = make(Damaged(20, 40), users, folder=page)
-    for tail in ("", f"/series?{METRIC}", "/completeness"):
-        warnings = [got(app, f"/api/v1/jobs/{ALICES}{tail}", who)["warnings"] for who in (ALICE, ROOT)]
-        assert "cannot be read" in warnings[0][-1] and "bobs" not in str(warnings[0])
-        assert "/data/bobs.hdf5: damaged" in warnings[1]
-        assert ("of anybody's" in warnings[0]) == (tail == "")
-
-
-def test_where_the_store_cannot_be_read_memory_is_shown_with_a_warning(storeless_app):
-    app = storeless_app
-    assert got(app, f"/api/v1/jobs/{ALICES}")["warnings"]
-    answer = got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}&source=stored")
-    assert answer["series"] == [] and answer["source"] == "none" and "cannot be read" in answer["warnings"][0]
-    answer = got(app, "/api/v1/jobs/4242")
-    assert answer["job"]["job"] == 4242 and answer["job"]["cpu"] is None and "cannot be read" in answer["warnings"][0]
-    assert got(app, "/api/v1/jobs/4242/completeness")["share"] is None
+    assert got(app, f"/api/v1/jobs/{ALICES}", ALICE)["warnings"] == ["of anybody's", UNREADABLE]
+    assert got(app, f"/api/v1/jobs/{ALICES}", ROOT)["warnings"] == ["/data/bobs.hdf5: damaged", "of anybody's"]
 
 
 def test_batch_systems_that_do_not_answer_are_reported_in_the_envelope(page):

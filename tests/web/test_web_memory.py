@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from colmet.common.live.latest_tables import LEAST_S
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.web import recent_cache as memory_module
-from colmet.web.recent_cache import BLOCK_TABLES, RecentCache, seal
+from colmet.web.recent_cache import BLOCK_TABLES, RecentCache
 from tests.support.web_nodes import NS, SCHEMAS, Cluster, rows
 
 GAUGE = Schema("load_default", "job", [Field("value", "count", "gauge")])
@@ -55,16 +53,6 @@ class Bed:
 @pytest.fixture
 def bed():
     return Bed()
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 4)), min_size=1, max_size=20), st.booleans())
-def test_what_is_sealed_comes_out_as_it_went_in(samples, even):
-    rng = np.random.default_rng(len(samples))
-    size = GAUGE.row_bytes
-    packed = [(at, rng.bytes(size * (1 if even else count))) for at, count in samples]
-    sealed = seal(GAUGE, packed)
-    assert sealed.samples() == packed
-    assert (sealed.first_ns, sealed.last_ns) == (min(at for at, _ in samples), max(at for at, _ in samples))
 
 
 def test_samples_come_out_by_job_and_time_sealed_or_not(bed):
@@ -180,17 +168,6 @@ def test_the_next_run_of_a_number_is_its_users_alone_from_its_second_row_on(bed)
     assert job.hosts["n1"].is_whole, "earlier rows are not of this run"
     bed.take_of(b"alice", run=1, step=-30)
     assert bed.memory.job(7).user == "", "late rows of the run before begin none"
-
-
-def test_of_a_job_all_has_come_where_its_node_had_been_heard_without_it(bed):
-    bed.gauge("n1", 1, {7: 1})
-    bed.gauge("n1", 2, {7: 1, 8: 1})
-    bed.gauge("n2", 2, {8: 1, 9: 1}, jobs=())
-    stays = [bed.memory.job(job).hosts[host] for job, host in ((7, "n1"), (8, "n1"), (8, "n2"), (9, "n2"))]
-    assert [stay.is_whole for stay in stays] == [False, True, False, False]
-    bed.now += 2 * memory_module.AGAIN_S
-    bed.gauge("n1", bed.now, {8: 1})
-    assert not bed.memory.job(8).hosts["n1"].is_whole, "it may have been away"
 
 
 def test_jobs_that_ended_first_are_forgotten_first(monkeypatch):

@@ -104,18 +104,16 @@ def test_years_take_days_and_samples_of_milliseconds_parts_of_a_second():
 # -- rates --
 
 
-def test_a_counter_grows_so_much_in_a_second():
-    assert shown(series.folded(series.rates(part([0, 5, 10], [0, 10, 30])), 0, "mean")) == [(5, 2), (10, 4)]
-
-
-def test_a_counter_that_began_again_is_not_known_there():
-    made = series.rates(part([0, 5, 10, 15, 20], [100, 110, 5, 15, 25]))
-    assert shown((made.times, made.values)) == [(5, 2), (10, None), (15, 2), (20, 2)]
-
-
-def test_what_is_missing_of_a_counter_is_no_zero():
-    made = series.rates(part([0, 5, 10, 15], [0, np.nan, 20, 30]))
-    assert shown((made.times, made.values)) == [(10, 2), (15, 2)]
+@pytest.mark.parametrize(
+    ("values", "rates"),
+    [
+        ([100, 110, 5, 15, 35], [(5, 2), (10, None), (15, 2), (20, 4)]),  # began again
+        ([0, np.nan, 20, 30, 50], [(10, 2), (15, 2), (20, 4)]),
+    ],
+)
+def test_a_counter_is_shown_by_its_growth_a_second_where_that_is_known(values, rates):
+    made = series.rates(part([0, 5, 10, 15, 20], values))
+    assert shown((made.times, made.values)) == rates
 
 
 def test_times_of_a_second_are_shares_and_others_keep_their_unit():

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -194,6 +195,8 @@ def rows_of(history: History, job: int, found: ArchivedJob | None) -> History:
 
 UNREADABLE = "the stored data cannot be read, or not all of it; administrators see why"
 LATEST = (1 << 63) - 1
+# Values of the energy of a job that other jobs are part of.
+OF_OTHERS = ("others_joules", "nobody_joules", "unshared_joules", "nodes_joules", "busy_ratio")
 
 
 class OwnHistory(RowsView):
@@ -236,12 +239,5 @@ class OwnHistory(RowsView):
 
 def without_others(report: Report) -> Report:
     """Return a report without the energy and the CPU use of other jobs, and without what reveals their sum."""
-    energy = replace(
-        report.energy,
-        others_joules=None,
-        nobody_joules=None,
-        unshared_joules=None,
-        nodes_joules=None,
-        busy_ratio=None,
-    )
-    return replace(report, energy=energy)
+    hidden: Mapping[str, Any] = dict.fromkeys(OF_OTHERS)
+    return replace(report, energy=replace(report.energy, **hidden))

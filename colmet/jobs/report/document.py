@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -66,9 +68,32 @@ _PARTS = {JobGap, *[one for one in vars(model).values() if is_dataclass(one)]}
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON lacks, by None."""
-    if isinstance(value, dict):
+    """Return a JSON value without NaN and infinities, which JSON lacks, but None; arrays become lists."""
+    if isinstance(value, Mapping):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return _finite(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def to_json(content: Any) -> bytes:
+    """Return JSON, with null for each NaN and infinity."""
+    try:
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"), default=_plain)
+    except ValueError:  # rare, so NaN is replaced only then
+        text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"), default=_plain)
+    return text.encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # of NumPy
+        return _finite(value.tolist())
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -117,14 +117,12 @@ class NodeRows:
             for host, (busy, idle) in node.items()
         }
         others = self._other_cpu(fold, sorted(steps), {**known, **cpus})
-        found = {}
-        for stored in self._hosts:
-            if stored.host in steps:
-                host = stored.host
-                one = _shared(steps[host], stored, used.get(host), others.get(host), node.get(host))
-                if len(one.joules):
-                    found[stored.host] = one
-        return found
+        found = {
+            host: _shared(steps[host], stored, used.get(host), others.get(host), node.get(host))
+            for host, stored in [(one.host, one) for one in self._hosts]
+            if host in steps
+        }
+        return {host: one for host, one in found.items() if len(one.joules)}
 
     def _steps(self) -> dict[str, tuple[str, Floats, Floats, Floats]]:
         """Return source, starts, ends and joules of each node: of zones, of 0.6's columns, or of the BMC's power."""

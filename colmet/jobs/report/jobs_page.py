@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -17,7 +17,7 @@ from colmet.jobs import footprint
 from colmet.jobs.archive.queries import Row
 from colmet.jobs.columns import FOOTPRINT
 from colmet.jobs.grades import LOW, POOR, grades_of
-from colmet.jobs.report.several import HEADINGS, UNITS, SeveralJobs, name_of, troubled
+from colmet.jobs.report.several import HEADINGS, UNITS, SeveralJobs, Spread, name_of, troubled
 
 MOST_ROWS = 1000  # in the table; all are in the JSON
 CURVES = (("cpu", "CPU", "cyan"), ("memory", "memory", "magenta"), ("gpu", "GPU", "blue"))
@@ -95,13 +95,21 @@ def _card(heading: str, lines: Sequence[str]) -> Iterator[str]:
 def _spread(report: SeveralJobs) -> Iterator[str]:
     if not report.spread:
         return
-    yield '<section class="card">\n<h3>Spread</h3>\n<table>\n<thead><tr><th scope="col">of jobs</th>'
-    yield '<th scope="col">min</th><th scope="col">median</th><th scope="col">max</th></tr></thead>\n<tbody>'
-    for name, one in report.spread.items():
-        text = TEXTS[UNITS[name]]
-        cells = "".join([f'<td data-of="{of}">{escape(text(value))}</td>' for of, value in one._asdict().items()])
-        yield f'<tr><th scope="row">{HEADINGS[name]}</th>{cells}</tr>'
-    yield "</tbody>\n</table>\n</section>"
+    yield '<section class="card">\n<h3>Spread</h3>'
+    rows = {HEADINGS[name]: [escape(TEXTS[UNITS[name]](value)) for value in one] for name, one in report.spread.items()}
+    yield from table("of jobs", Spread._fields, rows.items())
+    yield "</section>"
+
+
+def table(heading: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Yield a table; a row is its name and its cells, all of them HTML."""
+    yield f'<table>\n<thead><tr><th scope="col">{heading}</th>'
+    yield from [f'<th scope="col">{name}</th>' for name in columns]
+    yield "</tr></thead>\n<tbody>"
+    for name, cells in rows:
+        line = "".join([f'<td data-of="{column}">{cell}</td>' for column, cell in zip(columns, cells)])
+        yield f'<tr><th scope="row">{name}</th>{line}</tr>'
+    yield "</tbody>\n</table>"
 
 
 def _table(report: SeveralJobs) -> Iterator[str]:
@@ -109,17 +117,14 @@ def _table(report: SeveralJobs) -> Iterator[str]:
     columns = ["state", "exit", "start", "wall time", "CPU", "memory", "GPU", "energy", "advice", "curves"]
     cells = [_cells(row) for row in rows]
     columns = [name for name in columns if any(of[name] not in ("", UNKNOWN) for of in cells)]
-    yield '<table>\n<thead><tr><th scope="col">Job</th>'
-    yield from [f'<th scope="col">{name}</th>' for name in columns]
-    yield "</tr></thead>\n<tbody>"
-    for row, of in zip(rows, cells):
-        name = escape(shown(name_of(row)))
-        name += f"<br><small>{escape(shown(str(row['name'])))}</small>" if row["name"] else ""
-        line = "".join([f'<td data-of="{column}">{of[column]}</td>' for column in columns])
-        yield f'<tr><th scope="row">{name}</th>{line}</tr>'
-    yield "</tbody>\n</table>"
+    yield from table("Job", columns, [(_name(row), [of[name] for name in columns]) for row, of in zip(rows, cells)])
     if len(report.rows) > len(rows):
         yield f"<p>and {len(report.rows) - len(rows):,} more (colmet report --json has all)</p>"
+
+
+def _name(row: Row) -> str:
+    more = f"<br><small>{escape(shown(str(row['name'])))}</small>" if row["name"] else ""
+    return escape(shown(name_of(row))) + more
 
 
 def exit_of(row: Row) -> str:
@@ -153,12 +158,17 @@ def _graded(word: str | None, ratio: float | None) -> str:
     return f'<span class="{word}">{text} <small>{word}</small></span>' if word in (LOW, POOR) else text
 
 
+def footprint_of(packed: Any) -> footprint.Footprint | None:
+    """Return unpacked curves; None for others."""
+    try:
+        return footprint.decode(packed) if isinstance(packed, bytes) else None
+    except ValueError:  # of a later version, or damaged
+        return None
+
+
 def _curves(packed: Any, cpus: float | None) -> Iterator[str]:
     """Yield the short curves of a job as pictures, of CPU up to the allocated CPUs."""
-    try:
-        found = footprint.decode(packed) if isinstance(packed, bytes) else None
-    except ValueError:  # of a later version, or damaged
-        return
+    found = footprint_of(packed)
     for name, word, colour in CURVES:
         values = None if found is None else found.curves.get(name)
         if values is None or not np.isfinite(values).any():

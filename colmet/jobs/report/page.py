@@ -22,7 +22,7 @@ from colmet.common.text import UTC, Clock, counted, percent
 from colmet.jobs.figures import Curve, HostFigures, Number, Report
 from colmet.jobs.report import charts
 from colmet.jobs.report.charts import TextRow
-from colmet.jobs.report.jobs_page import HEAD, STYLE
+from colmet.jobs.report.jobs_page import HEAD, STYLE, table
 from colmet.jobs.report.requested import complete_advice, no_advice, no_verdict, verdict
 from colmet.jobs.report.text import MOST_LINES, Page, by_use, host_columns
 
@@ -44,9 +44,6 @@ _UNITS_OF_CURVES = {
 
 class Words(Page):
     """The report's text with a mark in place of each bar, to be drawn elsewhere."""
-
-    def __init__(self, clock: Clock = UTC) -> None:
-        super().__init__("", "", clock=clock)
 
     def bar(self, part: Number, style: str = "cyan") -> Text:
         """Return the share as a number, with the bar's share and colour as metadata."""
@@ -194,13 +191,8 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
     yield "<section>\n<h2>Hosts</h2>"
     if len(hosts) > FEW_HOSTS:
         yield f"<details>\n<summary>{counted(len(hosts), 'hosts')}, those with most CPU time first</summary>"
-    yield '<table>\n<thead><tr><th scope="col">Host</th>'
-    yield from [f'<th scope="col">{name}</th>' for name in columns]
-    yield "</tr></thead>\n<tbody>"
-    for host in order:
-        cells = "".join([f'<td data-of="{name}">{escape(of(host))}</td>' for name, of in columns.items()])
-        yield f'<tr><th scope="row">{escape(shown(host.host, 100))}</th>{cells}</tr>'
-    yield "</tbody>\n</table>"
+    rows = [(escape(shown(host.host, 100)), [escape(of(host)) for of in columns.values()]) for host in order]
+    yield from table("Host", [*columns], rows)
     if len(hosts) > len(order):
         yield f"<p>and {len(hosts) - len(order)} more (colmet report --json has all)</p>"
     if len(hosts) > FEW_HOSTS:

@@ -28,7 +28,7 @@ def uses_of(report: Report) -> tuple[Use, ...]:
     """
     batch = report.batch or BatchFacts()
     found = [_cores(report, batch), _memory(report, batch), _gpus(report, batch), _walltime(report, batch)]
-    return tuple([one for one in found if one is not None])
+    return tuple([one for one in found if one.held is not None])
 
 
 def _graded(report: Report, what: str, requested: Number, held: Number, used: Number, part: Number) -> Use:
@@ -43,29 +43,24 @@ def _graded(report: Report, what: str, requested: Number, held: Number, used: Nu
     return Use(what, requested, used, part, grade(what, part, job), held)
 
 
-def _cores(report: Report, batch: BatchFacts) -> Use | None:
+def _cores(report: Report, batch: BatchFacts) -> Use:
     held = report.cpu.cpus or batch.allocated_cores or batch.requested_cores
-    if held is None:
-        return None
     return _graded(report, CORES, batch.requested_cores, held, report.cores, report.cpu.used_ratio)
 
 
-def _memory(report: Report, batch: BatchFacts) -> Use | None:
+def _memory(report: Report, batch: BatchFacts) -> Use:
     memory, requested = report.memory, batch.requested_memory_bytes
     given = batch.allocated_memory_bytes or requested
     held = given or memory.limit_bytes
-    if held is None:
-        return None
     used = memory.total_peak_bytes if given and memory.total_peak_bytes is not None else memory.peak_bytes
     return _graded(report, MEMORY, requested, held, used, ratio(used, held))
 
 
-def _gpus(report: Report, batch: BatchFacts) -> Use | None:
-    held = batch.allocated_gpus or batch.requested_gpus or len(report.gpus)
-    if not held:
-        return None
+def _gpus(report: Report, batch: BatchFacts) -> Use:
+    held = batch.allocated_gpus or batch.requested_gpus or len(report.gpus) or None
     part = gpu_ratio(report.gpus)
-    return _graded(report, GPUS, batch.requested_gpus, held, None if part is None else part * held, part)
+    used = None if part is None or held is None else part * held
+    return _graded(report, GPUS, batch.requested_gpus, held, used, part)
 
 
 def gpu_ratio(gpus: Sequence[GpuUse]) -> Number:
@@ -77,13 +72,9 @@ def gpu_ratio(gpus: Sequence[GpuUse]) -> Number:
     return sum(use * held_s for use, held_s in known) / held
 
 
-def _walltime(report: Report, batch: BatchFacts) -> Use | None:
-    requested = batch.requested_walltime_s
-    if not requested:
-        return None
-    used = wall_s(report)
-    part = ratio(used, requested)
-    return _graded(report, WALLTIME, requested, requested, used, part)
+def _walltime(report: Report, batch: BatchFacts) -> Use:
+    requested, used = batch.requested_walltime_s or None, wall_s(report)
+    return _graded(report, WALLTIME, requested, requested, used, ratio(used, requested))
 
 
 def with_held_cores(report: Report, cpus: Number) -> Report:
@@ -119,12 +110,6 @@ MOST_STARTS = 4
 WORDS = {CORES: "CPU efficiency", MEMORY: "Memory", GPUS: "GPU use", WALLTIME: "Walltime"}
 BARS = {CORES: "cyan", MEMORY: "magenta", GPUS: "blue", WALLTIME: "green"}
 _JUDGED = {CORES: "CPU time", MEMORY: "memory", GPUS: "GPU time", WALLTIME: "walltime"}
-_UNMEASURED = {
-    CORES: "its CPU time was not measured",
-    MEMORY: "its memory was not measured",
-    GPUS: "the use of its GPUs was not measured",
-    WALLTIME: "its walltime is judged of the whole job alone",
-}
 LONGEST_NAME = 60  # characters of a job's name
 _AMOUNTS = {CORES: cores, MEMORY: size, GPUS: cores, WALLTIME: duration}
 
@@ -155,7 +140,8 @@ def _ungraded(report: Report) -> Iterator[str]:
         yield "neither a limit nor a request of memory is known"
     for use in uses:
         if use.used is None:
-            yield _UNMEASURED[use.what]
+            why = "is judged of the whole job alone" if use.what == WALLTIME else "was not measured"
+            yield f"its {_JUDGED[use.what]} {why}"
         elif BLAMES[use.what].intersection([one.rule for one in report.advice]):
             yield f"on its {_JUDGED[use.what]}, see the advice"
         elif use.ratio is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
     if span is None:
         return None
     tables = history.tables(NODE, span.start, span.last)
-    fold = _Fold(asked.job)
+    fold = _Fold()
     energy: dict[str, NodeEnergy] = {}
     of_gpus: list[GpuUse] = []
     found: list[FoundRows] = []
@@ -68,7 +68,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         longest = longest or group[0].longest
         nodes = NodeRows(rows, group, tables, span)
         cpus = nodes.cpus()
-        used = {stored.host: fold.add_host(stored, cpus) for stored in group}
+        used = {stored.host: fold.add_host(asked.job, stored, cpus) for stored in group}
         fold.add_of_nodes(nodes)
         of_group = nodes.energy(fold, used, cpus)
         energy.update(of_group)
@@ -107,18 +107,16 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
     return replace(report, advice_withheld=why, advice=() if why else advise(report))
 
 
+@dataclass(eq=False)
 class _Fold(StoredFold):
     """The fold of a job's rows, with the origin of its figures on each host."""
 
-    def __init__(self, job: int) -> None:
-        super().__init__()
-        self._job = job
-        self._tables: set[str] = set()
-        self._clocks: list[str] = []
-        self._samples: dict[str, int] = {}
-        self._memory_now: dict[str, Number] = {}
+    _tables: set[str] = field(default_factory=set)
+    _clocks: list[str] = field(default_factory=list)
+    _samples: dict[str, int] = field(default_factory=dict)
+    _memory_now: dict[str, Number] = field(default_factory=dict)
 
-    def add_host(self, stored: HostJob, cpus: Mapping[str, float]) -> CpuTime | None:
+    def add_host(self, job: int, stored: HostJob, cpus: Mapping[str, float]) -> CpuTime | None:
         """Fold the rows of a host."""
         by_clock = stored.by_first_clock()
         self._samples[stored.host] = max(len(series.seconds) for series in by_clock.tables.values())
@@ -126,7 +124,7 @@ class _Fold(StoredFold):
         if by_clock.is_clock_set:
             self._clocks.append(stored.host)
         self._tables.update(stored.tables)
-        return self.add(self._job, stored, cpus.get(stored.host, np.nan))
+        return self.add(job, stored, cpus.get(stored.host, np.nan))
 
     def add_of_nodes(self, nodes: NodeRows) -> None:
         """Fold the counters of some of its nodes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,17 +46,12 @@ class CpuTime(NamedTuple):
         return np.asarray(np.interp(ends, self.times, self.cpu_s) - np.interp(starts, self.times, self.cpu_s))
 
 
+@dataclass(eq=False)
 class StoredFold:
-    """Folds of stored rows.
+    """Folds of stored rows."""
 
-    Attributes:
-        fold: the state.
-        slots: of the job, by host.
-    """
-
-    def __init__(self) -> None:
-        self.fold = Fold()
-        self.slots: dict[str, int] = {}
+    fold: Fold = field(default_factory=Fold)  # the state
+    slots: dict[str, int] = field(default_factory=dict)  # of the job, by host
 
     def add(self, job: int, stored: HostJob, node_cpus: float) -> CpuTime | None:
         """Fold the rows of a job on a host; return its CPU time if that is known."""

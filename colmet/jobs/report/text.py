@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from rich.console import Console, RenderableType
@@ -47,7 +48,7 @@ def show(report: Report, file: IO[str], width: int | None = None, verbose: bool 
     `verbose` adds the condition of each advice, and remedies for administrators.
     """
     console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
-    page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")), verbose, clock)
+    page = Page(clock, *(("█", "░") if console.encoding.startswith("utf") else ("#", ".")), verbose)
     with console.capture() as captured:  # one write: a pipe closed early is no error of rich
         for part in page.parts(report):
             console.print(part)
@@ -62,28 +63,20 @@ def listed(*parts: tuple[str, str]) -> str:
     return ", ".join([f"{name} {value}" for name, value in parts if value != UNKNOWN])
 
 
-def domain_of(hosts: Sequence[str]) -> str:
-    """Return the common domain of several hosts, with its dot; empty if they differ."""
-    ends = {host[host.find(".") :] if "." in host else "" for host in hosts}
-    return ends.pop() if len(ends) == 1 and len(hosts) > 1 else ""
-
-
+@dataclass
 class Page:
-    """The layout of a report, with bars of two characters, `full` and `empty`.
+    """The layout of a report."""
 
-    If it is `verbose`, it has the conditions of the rules, and remedies for administrators.
-    """
-
-    def __init__(self, full: str, empty: str, verbose: bool = False, clock: Clock = UTC) -> None:
-        self._full = full
-        self._empty = empty
-        self._verbose = verbose
-        self._clock = clock
-        self._domain = ""
+    clock: Clock
+    full: str = ""  # character of a bar's share
+    empty: str = ""  # character of its rest
+    verbose: bool = False  # whether to add the conditions of the rules, and remedies for administrators
+    _domain: str = ""  # common to all hosts, with its dot; empty if they differ
 
     def parts(self, report: Report) -> Iterator[RenderableType]:
         """Yield all parts of a report, from top to bottom."""
-        self._domain = domain_of([host.host for host in report.hosts])
+        ends = {"".join(host.host.partition(".")[1:]) for host in report.hosts}
+        self._domain = ends.pop() if len(ends) == 1 and len(report.hosts) > 1 else ""
         yield self._verdict(report)
         yield from self.title(report)
         yield ""
@@ -124,8 +117,8 @@ class Page:
             state = batch.state.replace("_", " ")
         yield Text(f"Job {text_of(number)}{named}{of}{hosts}: {state}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
-        yield Text(f"{self._clock.interval(report.start, report.end)}: {duration(report.wall_s)}")
-        facts = requested.about(batch, self._clock)
+        yield Text(f"{self.clock.interval(report.start, report.end)}: {duration(report.wall_s)}")
+        facts = requested.about(batch, self.clock)
         if facts:
             yield Text(facts)
         if report.hosts:
@@ -170,7 +163,7 @@ class Page:
             return Text("")
         whole = min(BAR, max(0, round(part * BAR)))
         return Text.assemble(
-            (self._full * whole, style), (self._empty * (BAR - whole), "dim"), f" {rough_percent(part):<9}  "
+            (self.full * whole, style), (self.empty * (BAR - whole), "dim"), f" {rough_percent(part):<9}  "
         )
 
     def _end(self, report: Report) -> Iterator[Text]:
@@ -273,7 +266,7 @@ class Page:
         """Return the remedy for administrators, or the advice to ask them."""
         if not remedy:
             return ""
-        return f": {remedy}" if self._verbose else f"; {ASK}"
+        return f": {remedy}" if self.verbose else f"; {ASK}"
 
     def _io(self, report: Report) -> Iterator[Text]:
         io = report.io
@@ -340,7 +333,7 @@ class Page:
     def _gaps(self, report: Report) -> Iterator[Text]:
         gaps = sorted(report.completeness.gaps, key=lambda gap: -gap.rows)
         for gap in sorted(gaps[:MOST_LINES], key=lambda gap: (gap.host, gap.first)):
-            when = self._clock.interval(gap.first, gap.last, named=False)
+            when = self.clock.interval(gap.first, gap.last, named=False)
             yield Text(f"{self._name(gap.host)} {when}: {counted(gap.rows, 'rows')} {text_of(gap.why)}")
         if len(gaps) > MOST_LINES:
             yield Text(f"and {len(gaps) - MOST_LINES} smaller ones (--json has all)")
@@ -375,7 +368,7 @@ class Page:
         grid.add_column()
         for one in advice:
             rule = (f" [{one.rule}: {one.because}]", "dim")
-            grid.add_row("*", Text.assemble(text_of(one.text), *([rule] if self._verbose else [])))
+            grid.add_row("*", Text.assemble(text_of(one.text), *([rule] if self.verbose else [])))
         yield grid
 
 
