@@ -99,7 +99,7 @@ def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tm
     assert stored(tmp_path) == expected(30)
 
 
-def many_jobs(number, jobs=200):
+def many_jobs(number, jobs):
     """A record with rows of this many jobs of its own."""
     rows = NARROW.empty_rows(jobs)
     rows["job_id"] = number * jobs + np.arange(jobs)
@@ -112,15 +112,15 @@ def many_jobs(number, jobs=200):
 def test_many_new_tables_are_written_in_several_bursts(tmp_path, monkeypatch, known):
     """So that a stop takes a short time; also where few tables are kept in memory."""
     monkeypatch.setattr(job_tables, "MAX_KNOWN", known)
-    monkeypatch.setattr(current_file, "MAX_NEW_TABLES", 1000)  # two for each: rows can need another one
+    monkeypatch.setattr(current_file, "MAX_NEW_TABLES", 200)  # two for each: rows can need another one
     positions = []
     output, _ = started(tmp_path, end=9, monotonic=lambda: 0.0)
     save = OutputState.save
     monkeypatch.setattr(OutputState, "save", lambda self, p, n, k: (positions.append(p), save(self, p, n, k)))
-    output.write([many_jobs(number) for number in range(9)])
+    output.write([many_jobs(number, 40) for number in range(9)])
     output.close()
     assert sorted(set(positions)) == [0, 2, 4, 6, 8, 9]
-    assert stored(tmp_path) == sorted([(200 * n + job, "site_default", n) for job in range(200) for n in range(9)])
+    assert stored(tmp_path) == sorted([(40 * n + job, "site_default", n) for job in range(40) for n in range(9)])
 
 
 # -- starts --

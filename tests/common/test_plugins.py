@@ -243,6 +243,7 @@ def test_a_damaged_distribution_hides_no_other(samples, tmp_path):
     assert [entry.name for entry in plugins.find("colmet.node_backends")] == ["filehandles"]
 
 
+@pytest.mark.slow
 def test_a_distribution_that_pip_installs_is_loaded(project, tmp_path):
     target = tmp_path / "target"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]

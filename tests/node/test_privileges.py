@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -119,7 +120,8 @@ def node(tmp_path, root):
 def statuses(pid):
     """What the kernel says of each thread's rights, and of a program's that it would start."""
     for path in Path(f"/proc/{pid}/task").iterdir():
-        yield dict(re.findall(r"^(Cap\w+|NoNewPrivs):\t(\w+)$", (path / "status").read_text(), re.M))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ends meanwhile
+            yield dict(re.findall(r"^(Cap\w+|NoNewPrivs):\t(\w+)$", (path / "status").read_text(), re.M))
 
 
 @pytest.mark.live
