@@ -19,14 +19,14 @@ from tests.support.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.live
 
-# What the job does: 3 MB written, 0.8 s of CPU time, then nothing, until somebody ends its standard input.
+# What the job does: 3 MB written, 0.8 s of CPU time, then nothing, until there is a second file.
 PROGRAM = """
 import os, sys, time
 file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
 os.write(file, bytes(3_000_000))
 while time.process_time() < 0.8: pass
 print("ready", flush=True)
-sys.stdin.read()
+while not os.path.exists(sys.argv[2]): time.sleep(0.2)
 """
 
 
@@ -69,7 +69,9 @@ def test_job_is_the_same_in_kernel_hdf5_archive_report_page_and_status(
         *("--cpuset_rootpath", f"{job_root.path}/"),
     )
     job = job_root.job("alice_4242")
-    process = job.start([sys.executable, "-S", "-c", PROGRAM, str(tmp_path / "output")], stdin=-1, stdout=-1)
+    process = job.start(
+        [sys.executable, "-S", "-c", PROGRAM, str(tmp_path / "output"), str(tmp_path / "end")], stdout=-1
+    )
     node.said("job started job=4242 user=alice")
     assert process.stdout.readline() == "ready\n"
 
@@ -86,7 +88,8 @@ def test_job_is_the_same_in_kernel_hdf5_archive_report_page_and_status(
     time.sleep(1)
 
     # The job ends, and its cgroup goes; the kernel's own count of its CPU time is what all figures are compared with.
-    process.communicate()
+    (tmp_path / "end").touch()
+    job.wait()
     kernel_s = job.cpu_ns() / 1e9
     job_root.end(job)
     node.said("job ended job=4242")
@@ -94,16 +97,18 @@ def test_job_is_the_same_in_kernel_hdf5_archive_report_page_and_status(
     # The archive has a summary of the job soon after.
     wait_for(lambda: fetch("archive/jobs?state=ended")["total"] == 1)
     (summary,) = ask("jobs", "--archive", archive)["jobs"]
-    assert (summary["job"], summary["user"]) == (4242, "alice")
+    # The table of cgroups names a job's user; a list of processes has none.
+    user = "alice" if isinstance(job_root, JobRoot) else None
+    assert (summary["job"], summary["user"]) == (4242, user)
 
     # The page and the report have the same figures, from the archive and from the rows.
     shown = fetch("jobs/4242/report")
     rows = ask("report", 4242, "--hdf5", hdf5)
     archived = ask("report", 4242, "--archive", archive, "--hdf5", tmp_path / "no.hdf5")
     for report in (shown, rows, archived):
-        assert report["user"] == "alice"
+        assert (report["user"] or None) == user
         assert report["cpu"]["used_s"] == pytest.approx(kernel_s, rel=0.05, abs=0.05)
-        assert report["samples"] == rows["samples"] > 5
+        assert report["samples"] == rows["samples"] >= 3
 
     # Whoever asks the collector learns that nothing was lost.
     counts = ask("status", "collector", "--control-socket", control)["last_hour"]
