@@ -196,8 +196,10 @@ class NodeLink:
         take, wake_fd: return new batches; readable when there are some.
         window: limit of unacknowledged batches on their way.
         rate: of batches that are not new, per second.
+        times, requests: intervals and timeouts; answers to the collectors' requests.
 
     Attributes:
+        resent: number of batches sent again.
         false_acknowledgements: batches of this start acknowledged without ever being sent.
     """
 
@@ -229,6 +231,7 @@ class NodeLink:
         self._monotonic = monotonic
         self._outstanding: dict[Key, _Sent] = {}
         self._tries: dict[Key, int] = {}  # of batches sent more than once
+        self._most_tries = window
         self._cursor: Key | None = (0, 0)  # the next key to send is not before it; None: none to send
         self._passed: Key | None = None  # the first skipped batch: it was sent in v1 before
         self._decoder = Decoder()
@@ -398,6 +401,7 @@ class NodeLink:
     def _forget_done(self) -> None:
         for key in [key for key in self._outstanding if key not in self._outbox]:
             del self._outstanding[key]
+            self._tries.pop(key, None)
 
     def _set_back(self, key: Key) -> None:
         """Have a batch sent when its turn comes."""
@@ -533,5 +537,6 @@ class NodeLink:
                 self._tries[key] = self._tries.get(key, 0) + 1
                 self._set_back(key)
             self._forget_done()
-            # some were acknowledged before their retry
-            self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
+            if len(self._tries) > self._most_tries:  # of some acknowledged before their retry
+                self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
+                self._most_tries = 2 * len(self._tries) + self._window

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MAX_MEMORY_BYTES = 64 << 20
 MAX_AGE_S = 7 * 86400.0
 MAX_DROPPED_RANGES = 256
+MAX_KINDS = 1024  # sets of tables; all further ones count as one, without tables
 WHAT = ("taken", "sent", "acknowledged", "dropped")
 ENTRY_BYTES = 500  # memory of an entry in addition to its message
 
@@ -36,8 +37,8 @@ class DeliveryStats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kinds: dict[tuple[str, ...], int] = {}
-        self._counts: dict[str, list[int]] = {what: [] for what in WHAT}
+        self._kinds: dict[tuple[str, ...], int] = {(): 0}
+        self._counts: dict[str, list[int]] = {what: [0] for what in WHAT}
         # runs of batches with the same tables: number of the first one, and their kind
         self._firsts: list[int] = []
         self._run_kinds: list[int] = []
@@ -47,9 +48,11 @@ class DeliveryStats:
         with self._lock:
             kind = self._kinds.get(tables)
             if kind is None:
-                kind = self._kinds[tables] = len(self._kinds)
-                for counts in self._counts.values():
-                    counts.append(0)
+                kind = 0
+                if len(self._kinds) < MAX_KINDS:
+                    kind = self._kinds[tables] = len(self._kinds)
+                    for counts in self._counts.values():
+                        counts.append(0)
             if not self._run_kinds or self._run_kinds[-1] != kind:
                 self._firsts.append(number)
                 self._run_kinds.append(kind)
@@ -268,8 +271,13 @@ class Outbox:
         for low, high in gone:
             if epoch == self.epoch and what:
                 self.stats.count(what, low, high)
-            for seq in range(low, high + 1) if self._memory else ():
-                self._forget((epoch, seq))
+            if self._memory:
+                if high - low < len(self._memory):
+                    seqs: Iterable[int] = range(low, high + 1)
+                else:
+                    seqs = [key[1] for key in self._memory if key[0] == epoch and low <= key[1] <= high]
+                for seq in seqs:
+                    self._forget((epoch, seq))
             if self.spool is not None:
                 self.spool.remove(epoch, low, high)
         if not numbers.count:

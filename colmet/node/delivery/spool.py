@@ -205,6 +205,10 @@ class Spool:
         """Return the time of the oldest segment's first batch; 0 without any. From any thread."""
         return next((segment.since_ns for segment in list(self._segments) if segment.numbers.count), 0)
 
+    def __len__(self) -> int:
+        """Return the number of segments."""
+        return len(self._segments)
+
     # -- reading --
 
     def scan(self) -> list[tuple[int, int, int]]:

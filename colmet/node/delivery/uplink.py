@@ -22,6 +22,7 @@ from colmet.common.wire.link import Ranges
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 1024  # ranges of numbers sent over one uplink, of one epoch
+MAX_CARRIED = 64  # batches with new descriptions, on their way over one uplink
 MAX_WAITING = 16  # requests
 MAX_DESCRIBED = 512  # half of what a collector keeps
 AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
@@ -222,6 +223,8 @@ class Uplink:
         """Note that this batch was sent with the descriptions of these schemas."""
         if self._reads_short and schemas:
             self._carried[key] = schemas
+            if len(self._carried) > MAX_CARRIED:
+                del self._carried[next(iter(self._carried))]
 
     def carried(self, epoch: int, first: int, last: int) -> None:
         """Note that the collector has acknowledged these batches, with their descriptions."""
