@@ -61,8 +61,8 @@ def test_an_outage_beyond_the_bound_and_a_kill_are_reported_row_by_row(start, st
     more_ticks, _, more_skipped = ended(node)
     collector.stop()
 
-    # what the node has dropped may have come all the same
-    assert 0 < sums()[gap_finder.DROPPED] == ticks + more_ticks - found().here <= dropped
+    # What the node has dropped may have come all the same: it counts as dropped, so at most too much is said to be missing.
+    assert 0 < ticks + more_ticks - found().here <= sums()[gap_finder.DROPPED] <= dropped
     assert sums()[gap_finder.LATE] == skipped + more_skipped
     # a node that is back within a period was never away
     assert sums().keys() - {gap_finder.STOPPED} == {gap_finder.DROPPED, gap_finder.LATE} and not found().twice
