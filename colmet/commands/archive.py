@@ -112,7 +112,7 @@ def _path(options: argparse.Namespace) -> str:
 def run_forget(options: argparse.Namespace, path: str) -> int:
     """Remove or rename the jobs of a user; return 0, or 1 if some are left."""
     if not options.user:
-        raise ConfigError("--user is missing; give the name of the user whose jobs are to be removed")
+        raise ConfigError("--user is missing; give the user whose jobs to remove")
     if options.pseudonym and options.rows:
         raise ConfigError("--rows removes rows, which --pseudonym keeps; choose one")
     if not os.path.exists(path):

@@ -61,7 +61,7 @@ def _shown(text: str) -> str:
 
 
 class _Refused(Exception):
-    """An exit status, and a line of text in place of data."""
+    """An exit status, and a line of text instead of data."""
 
 
 def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:

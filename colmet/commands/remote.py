@@ -317,7 +317,7 @@ def login_of(url: str) -> Login | None:
 
 
 def keep_login(url: str, login: Login) -> None:
-    """Write a login into the file, in place of an earlier one at this URL."""
+    """Write a login into the file; it replaces an earlier one of this URL."""
     with _locked():
         _write({**_read(), url: login})
 

@@ -54,7 +54,7 @@ class Meter:
 
 
 class AgentStats:
-    """Builds agent_default when `every` is due: first, and then at most once in so many seconds; 0 for every tick."""
+    """Builds agent_default when `every` is due: at the first tick, then once in its period; 0 for each tick."""
 
     def __init__(self, host: Host, period_s: float = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host = host

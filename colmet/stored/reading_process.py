@@ -331,7 +331,7 @@ def ask(
 ) -> T:
     """Return the result of `read` for a file; for one being written, with retries.
 
-    `torn` tells a result from the middle of a burst, with rows ahead of their values.
+    `torn`: whether a result is from the middle of a burst, with rows ahead of their values.
 
     Raises:
         ConfigError: it cannot be read.

@@ -102,7 +102,7 @@ Whoami = shape(
 )
 IssuedToken = shape(
     "IssuedToken",
-    "A token for the header `Authorization: Bearer TOKEN`, in place of a name and a password.",
+    "A token for the header `Authorization: Bearer TOKEN`; it replaces name and password.",
     token=str,
     until=(int, "its end, in seconds since 1970; a changed password ends it earlier"),
 )

@@ -75,7 +75,7 @@ class User(NamedTuple):
 class Target:
     """A daemon, "node" or "collector", and its machine.
 
-    `supposed` tells that the given command line is hypothetical, not a running daemon's.
+    `supposed`: whether the command line is hypothetical, not that of a running daemon.
     """
 
     def __init__(

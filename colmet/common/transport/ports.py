@@ -63,9 +63,11 @@ class Claims:
     def came(self) -> bool:
         """Return whether the port was claimed since the last call."""
         claimed = False
-        for _ in range(_BURST if self._socket is not None else 0):
+        if self._socket is None:
+            return claimed
+        for _ in range(_BURST):
             try:
-                one, _ = self._socket.accept()  # type: ignore[union-attr]
+                one, _ = self._socket.accept()
             except OSError:
                 break
             with one:

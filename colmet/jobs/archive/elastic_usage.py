@@ -94,7 +94,8 @@ def _copy(archive: ElasticArchive, filters: Filters, copy: ArchiveStore, by: Seq
         jobs = [{**row, "end": row["end"] or row["start"]} for row in some if row["job"] is not None and row["start"]]
         with transaction(copy.database):
             _insert(copy, "jobs", _OF_JOB, jobs)
-            _insert(copy, "listed", listed, jobs)  # in place of what the trigger has made of these few columns
+            # Replaces what the trigger computed from these few columns.
+            _insert(copy, "listed", listed, jobs)
             if "host" in by and jobs:
                 _insert(copy, "hosts", [*_OF_HOST, *_ENERGY], _hosts_of(archive, jobs))
 

@@ -361,6 +361,7 @@ class ShareThread:
             try:
                 self._serve()
                 return  # it has to stop
+            # A defect is counted, logged with its trace and retried, too: without this thread nothing would be shared.
             except Exception as err:
                 self._counts[FAILURES] += 1
                 self._in_a_row += 1
