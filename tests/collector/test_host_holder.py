@@ -234,19 +234,42 @@ def test_with_a_key_a_number_alone_says_what_came_before(world):
     assert world.sender.duplicates == 3 * KEPT
 
 
-def test_checksums_are_bounded_restored_and_a_forgotten_one_is_none():
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["one collector", "a collector that was restarted"])
+def test_batches_of_an_ended_agent_are_stored_once_after_any_number_of_its_older_ones(world, is_restarted):
+    """It sent the latest ones before its spool; the next agent sends the spool first, and these once more."""
+    latest = [batch(1, n, START + n) for n in range(5000, 5000 + KEPT)]
+    assert all(world.send(message) for message in latest)
+    if is_restarted:
+        state, world.receiver = world.receiver.dump_senders(), Receiver()
+        world.receiver.restore(state, [])
+    assert world.receiver.hello(Hello("vm", 2, 0, "1.0", (Range(1, 1000, 5000 + KEPT - 1),)), FIRST)
+    assert all(world.send(batch(1, n, START + n)) for n in range(1000, 5000))
+    assert not any(world.send(message) for message in latest)
+    assert (world.sender.conflicts, world.sender.duplicates) == (0, KEPT)
+
+
+def test_a_batch_is_recognised_after_older_ones_came(world):
+    """Each second's batch is sent among those of the spool."""
+    spool, latest = [[batch(1, start + n, START) for n in range(KEPT // 2)] for start in (KEPT, 2 * KEPT)]
+    assert all(world.send(message) for both in zip(latest, spool) for message in both)
+    assert not any(world.send(message) for message in latest)
+    assert world.sender.conflicts == 0
+
+
+def test_checksums_are_bounded_and_restored():
     checksums = Checksums()
     for number in range(10 * KEPT):
         checksums.note(number, number * 7)
-    assert len(checksums) == KEPT
-    assert checksums.get(10 * KEPT - 1) == (10 * KEPT - 1) * 7 and checksums.get(5) is None
-    for floor, kept in ((-1, KEPT), (0, KEPT), (10 * KEPT - 5, 5), (1 << 63, 0)):
+        if number == 5 * KEPT:
+            checksums.keep(0)
+    assert len(checksums) == 2 * KEPT
+    end = 10 * KEPT
+    assert checksums.has(end - 1, (end - 1) * 7) and checksums.has(end - 1, 5) is False
+    assert checksums.has(5 * KEPT, 5 * KEPT * 7) and checksums.has(5, 35) is None
+    for floor, kept in ((-1, KEPT), (0, KEPT), (end - 5, 5), (1 << 63, 0)):
         restored = Checksums.restored(checksums.state(floor))
-        first = 10 * KEPT - kept
-        assert [restored.get(n) for n in (first - 1, first) if n < 10 * KEPT] == [None, first * 7][: 1 + bool(kept)]
-    few = Checksums()
-    few.note(3, 5)
-    assert len(few) == 16 and few.get(3) == 5 and few.get(19) is None
+        assert restored.has(end - 1, (end - 1) * 7) is (True if kept else None)
+        assert restored.has(end - kept - 1, 0) is None
 
 
 @pytest.mark.parametrize(

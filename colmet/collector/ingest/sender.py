@@ -21,7 +21,6 @@ MAX_RUNS = 1024
 MAX_CHECKSUMS = 8192  # of one sender, about; those of its latest starts
 # Of one start of an agent: more than its unacknowledged batches in flight, so a re-sent one is recognised.
 KEPT = 1024
-FEWEST = 16
 LOW = (1 << 32) - 1
 END = 1 << 63  # above all numbers
 # Counts of received data: kind of the metric, and its help.
@@ -43,54 +42,57 @@ COUNTS = {
 
 
 class Checksums:
-    """Checksums by number, at most `KEPT`: a later number replaces an earlier one of the same place.
-
-    8 bytes each. The ring grows with its content, so a sender of few batches costs little.
-    """
+    """Checksums of the latest batches of one start, by number, and of those that may be sent again. 8 bytes each."""
 
     def __init__(self) -> None:
-        self._ring = array("Q", bytes(8 * FEWEST))
+        # A node sends what it has just measured among what its spool has, so the order is that of arrival.
+        self._latest = array("Q")
+        self._next = 0  # place of the next one, once all are taken
+        self._kept = array("Q")
 
     def __len__(self) -> int:
-        """Return the number of places."""
-        return len(self._ring)
+        """Return the number of checksums."""
+        return len(self._latest) + len(self._kept)
 
     def note(self, number: int, crc: int) -> None:
-        """Keep the checksum of this number."""
+        """Keep the checksum of this number, in place of the earliest of `KEPT`."""
         entry = (number + 1 & LOW) << 32 | crc
-        while True:
-            at = number % len(self._ring)
-            there = self._ring[at]
-            if not there or there >> 32 == entry >> 32 or len(self._ring) >= KEPT:
-                self._ring[at] = entry
-                return
-            self._grow()
+        if len(self._latest) < KEPT:
+            self._latest.append(entry)
+        else:
+            self._latest[self._next] = entry
+            self._next = (self._next + 1) % KEPT
 
-    def _grow(self) -> None:
-        entries = [entry for entry in self._ring if entry]
-        self._ring = array("Q", bytes(16 * len(self._ring)))
-        for entry in entries:  # two numbers of one place: the smaller ring had only one of them
-            self._ring[((entry >> 32) - 1 & LOW) % len(self._ring)] = entry
+    def has(self, number: int, crc: int) -> bool | None:
+        """Return whether a batch of this number and checksum has come; None if its checksum is not kept (any more)."""
+        entry = (number + 1 & LOW) << 32 | crc
+        if entry in self._latest or entry in self._kept:
+            return True
+        place = entry >> 32
+        return False if any(other >> 32 == place for other in itertools.chain(self._latest, self._kept)) else None
 
-    def get(self, number: int) -> int | None:
-        """Return the checksum of this number; None if it is not kept (any more)."""
-        there = self._ring[number % len(self._ring)]
-        return there & LOW if there and there >> 32 == number + 1 & LOW else None
+    def keep(self, floor: int) -> None:
+        """Keep those of numbers from `floor` on until the next call: a new start of the node sends them again.
+
+        Batches of the same start that it had not sent before come first, more than `KEPT` of them after an outage.
+        """
+        self._kept = self._entries(floor)[-2 * KEPT :]
+        self._latest, self._next = array("Q"), 0
+
+    def _entries(self, floor: int) -> array[int]:
+        """Return the entries of numbers from `floor` on, the latest last."""
+        entries = [*self._kept, *self._latest[self._next :], *self._latest[: self._next]]
+        return array("Q", [entry for entry in entries if (entry >> 32) - 1 >= floor])
 
     def state(self, floor: int) -> str:
         """Return the checksums that may be needed again, of numbers from `floor` on, as text for `restored`."""
-        entries = sorted([entry for entry in self._ring if entry and (entry >> 32) - 1 >= floor])
-        return base64.b64encode(array("Q", entries).tobytes()).decode()
+        return base64.b64encode(self._entries(floor).tobytes()).decode()
 
     @classmethod
     def restored(cls, state: str) -> Checksums:
         """Return the checksums of a `state`; ValueError or TypeError if the text is malformed."""
         checksums = cls()
-        entries = array("Q")
-        entries.frombytes(base64.b64decode(state, validate=True)[: 8 * KEPT])
-        for entry in entries:
-            if entry:
-                checksums.note((entry >> 32) - 1 & LOW, entry & LOW)
+        checksums._kept.frombytes(base64.b64decode(state, validate=True)[-8 * 3 * KEPT :])
         return checksums
 
 
@@ -243,8 +245,8 @@ class Sender:
         sequence = self._epochs.get(epoch)
         if sequence is None or number not in sequence:
             return False
-        kept = sequence.checksums.get(number)
-        return is_keyed if kept is None else kept == crc
+        has = sequence.checksums.has(number, crc)
+        return is_keyed if has is None else has
 
     def holds(self, epoch: int) -> bool:
         """Return whether the node has said that batches of this start are still to come."""
@@ -285,9 +287,13 @@ class Sender:
         self.seen_ns = time.time_ns()
         floors = {epoch: first for epoch, first, _ in hello.held[-epochs:]}
         floors.setdefault(hello.epoch, hello.coming)
+        is_new_start = hello.epoch not in self._held
         self._held = frozenset(floors)
         for epoch, floor in floors.items():
-            self._epochs.setdefault(epoch, Sequence64()).floor = floor
+            sequence = self._epochs.setdefault(epoch, Sequence64())
+            sequence.floor = floor
+            if is_new_start and epoch != hello.epoch:
+                sequence.checksums.keep(floor)
         self._bound(epochs, hello.epoch)
         for epoch, sequence in self._epochs.items():
             if epoch < hello.epoch and epoch not in floors:
