@@ -30,7 +30,7 @@ LEDGER, GAPS = "completeness_default", "gaps_default"
 # Columns of both: texts, then counts.
 LEDGER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     LEDGER: ("table", "epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
-    GAPS: ("table", "why", "epoch", "first", "last", "samples"),
+    GAPS: ("table", "why", "epoch", "first", "last", "samples", "first_batch"),
 }
 MAX_SAMPLES = 10**7  # of one gap
 DELAY_S = 150  # longest time from the measurement of a row to its storage
@@ -88,7 +88,7 @@ class StoredHost:
             else:
                 why, times = row["why"].decode("ascii", "replace"), (max(0, row["first"]), max(0, row["last"]))
                 samples = min(row["samples"], MAX_SAMPLES)
-                self.reported.append(ReportedGap(time_s, table, why, row["epoch"], *times, samples))
+                self.reported.append(ReportedGap(time_s, table, why, row["epoch"], *times, samples, row["first_batch"]))
 
 
 class TableOnHost(NamedTuple):

@@ -51,6 +51,7 @@ class ReportedGap(NamedTuple):
     first: int
     last: int
     samples: int
+    first_batch: int = -1  # number of the first dropped batch; -1 for other reasons
 
 
 class TableGap(NamedTuple):
@@ -78,10 +79,16 @@ class TableCompleteness(NamedTuple):
 def latest(reports: Iterable[ReportedGap]) -> list[ReportedGap]:
     """Return the last report of each gap: a growing gap is reported again."""
     kept: list[ReportedGap] = []
-    for one in sorted(reports, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
+    for report in sorted(reports, key=lambda gap: (*gap[1:4], gap.first_batch, gap.first, -gap.last, -gap.samples)):
         before = kept[-1] if kept else None
-        if before is None or before[1:4] != one[1:4] or one.first > before.last or not one.first:
-            kept.append(one)
+        if before is None or before[1:4] != report[1:4]:
+            kept.append(report)
+        elif report.first_batch >= 0:
+            # Batches have numbers. Two gaps of dropped ones may share a second, or have no time.
+            if report.first_batch != before.first_batch:
+                kept.append(report)
+        elif report.first > before.last or not report.first:
+            kept.append(report)
     return list(dict.fromkeys(kept))
 
 
@@ -174,19 +181,21 @@ class GapFinder:
         earlier_rows = 0
         for n, epoch in enumerate(epochs):
             accounts = [account for account in self._accounts if account.epoch == epoch]
-            following = epochs[n + 1] // NS if n + 1 < len(epochs) else None
+            following = [account for account in self._accounts if epochs[n + 1 : n + 2] == [account.epoch]]
             earlier_rows = self._find_in(epoch, accounts, earlier_rows, following)
-            if following is not None:
-                self._find_after(accounts[-1], following)
+            if following:
+                self._find_after(accounts[-1], following[0].epoch // NS)
         gaps = tuple(sorted(self._gaps))
         until = self._accounts[-1].time if self._accounts else 0
         return TableCompleteness(len(self._times), sum(gap.rows for gap in gaps), gaps, self._twice, until)
 
-    def _find_in(self, epoch: int, accounts: Sequence[LedgerRow], earlier_rows: int, following: int | None) -> int:
+    def _find_in(
+        self, epoch: int, accounts: Sequence[LedgerRow], earlier_rows: int, following: Sequence[LedgerRow]
+    ) -> int:
         """Find the gaps between the start of an agent and its last row of the ledger.
 
-        `earlier_rows` is the number of rows of earlier agents in the second of its start; `following` the start of the
-        next agent, in seconds since 1970. Returns the number of rows of agents up to this one in that second.
+        `earlier_rows` is the number of rows of earlier agents in the second of its start; `following` the ledger of
+        the next agent. Returns the number of rows of agents up to this one in the second of the next one's start.
         """
         start = epoch // NS
         before = LedgerRow(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
@@ -207,7 +216,8 @@ class GapFinder:
             now = account.rows_now
             if account.is_last:
                 now = between(self._times, account.time - 1, account.time)
-                if account.time == following:  # some rows of this second are the next agent's
+                if following and account.time == following[0].epoch // NS:
+                    now -= self._rows_reserved(before, account, following)
                     now = shared_rows = min(now, max(0, taken - here))
             here += now
             self._twice += max(0, here - taken)
@@ -236,17 +246,36 @@ class GapFinder:
             before = account
         return shared_rows
 
+    def _rows_reserved(self, before: LedgerRow, last: LedgerRow, following: Sequence[LedgerRow]) -> int:
+        """Return the number of rows in the second of an agent's last row of the ledger that are the next agent's.
+
+        Rows do not say whose they are. If this agent alone has dropped batches, what is missing is missing of it.
+        Otherwise the rows of the second count for it first: the number is 0.
+        """
+        second = last.time
+        after = next((account for account in following if account.time > second), None)
+        if (
+            after is None
+            or not self._dropped_in(last.epoch, before.time + 1, second)
+            or self._dropped_in(after.epoch, second, after.time)
+        ):
+            return 0
+        stored_rows = between(self._times, second, after.time - 1) + after.rows_now
+        return min(max(0, after.rows - stored_rows), between(self._times, second - 1, second))
+
     def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> TableGap:
         """Return the gap of rows taken between two rows of the ledger and not stored, with the cause if it is known."""
         taken = account.taken - before.taken
+        first = before.time + 1
         if account.period_s < 1.5:  # several samples have one time
             samples = max(1, round(rows * taken / (account.rows - before.rows)))
+            first = before.time if before.taken else first  # the second of a row of the ledger goes on after it
         else:
             begin, end = np.searchsorted(self._times, (before.time, account.time), "right")
             samples = max(1, min(rows, taken - len(np.unique(self._times[begin:end]))))
-        dropped = self._dropped_in(account.epoch, before.time + 1, account.time)
+        dropped = self._dropped_in(account.epoch, first, account.time)
         why = NOT_HERE if not dropped else DROPPED if dropped >= samples else UNSURE
-        return TableGap(before.time + 1, account.time, samples, rows, why, False)
+        return TableGap(first, account.time, samples, rows, why, False)
 
     def _dropped_in(self, epoch: int, first: int, last: int) -> int:
         """Return the most samples of an interval that an agent has reported as dropped; some have no time."""
@@ -264,6 +293,8 @@ class GapFinder:
             region = times[start : np.searchsorted(times, next_start, "left") + 1]
             if len(region) < 2 or region[-1] < next_start:
                 continue  # the job may not have been there in between
+            # The ledger has counted what is missing up to its last row.
+            region = np.maximum(region, last.time)
             step_s = cadence_s(times, last.period_s)
             once = np.unique(region)
             a_second = len(region) / len(once)
