@@ -267,7 +267,7 @@ def feed(site, program, stack):
     site.began_s, site.ended_s = nodes.remember()
     site.live_s = int(time.time()) + 1
     second = 0
-    while second < LIVE_S or not is_archived(site):
+    while second < LIVE_S or not (is_archived(site) and is_scraped(site)):
         assert second < LIVE_S + 90, collector.log.read_text()
         while time.time() < site.live_s + second:
             time.sleep(0.02)
@@ -288,6 +288,12 @@ def feed(site, program, stack):
 def is_archived(site):
     """Whether the archive, which gathers rows for up to a minute, has all jobs since the last point of a panel."""
     query = f"min_over_time(colmet_collector_archive_open[{STEP_S + 1}s]) >= {ON_HOSTS}"
+    return bool(grafana.asked(site.prometheus, "query", query=query)["result"])
+
+
+def is_scraped(site):
+    """Whether Prometheus has had each answer in time since the last points of a panel: without, its series end."""
+    query = f"min(min_over_time(up[{2 * STEP_S + 1}s])) == 1"
     return bool(grafana.asked(site.prometheus, "query", query=query)["result"])
 
 
