@@ -43,7 +43,7 @@ READERS = {
     ),
     "colmet/web/static/jobreport.js": ({"read_bytes"}, "a figure of hosts in the report's JSON has this name, too"),
     "colmet/web/catalogue.py": ({"is_on"}, "the agent's own account of its backends"),
-    "colmet/stored/completeness.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
+    "colmet/stored/completeness.py": ({"rows_now", "first_batch", "is_last"}, "the ledger of completeness"),
     "dev/dashboards/panels.py": (
         {
             *("port_xmit_data", "port_rcv_data", "bytes_read", "bytes_write", "symbol_error", "link_error_recovery"),
