@@ -266,6 +266,7 @@ def test_a_document_that_grid_engine_never_prints_is_refused(data, says):
         parse_qhost(data, "utf-8")
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_cut_is_refused_wherever_it_was():
     for size in range(0, len(QSTAT) - 1, 997):
         with pytest.raises(BatchError):

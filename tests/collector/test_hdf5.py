@@ -677,8 +677,7 @@ def fill_up(output: Writer) -> tuple[int, list[int], list[Batch]]:
 
 # Sizes so that space runs out at different places of a burst.
 @pytest.mark.slow
-@pytest.mark.parametrize("size_k", [1024, 2048, 2504])
-@pytest.mark.parametrize("options", [{}, {"complevel": 9}])
+@pytest.mark.parametrize(("size_k", "options"), [(1024, {}), (2048, {"complevel": 9}), (2504, {})])
 def test_a_write_onto_a_full_disk_leaves_the_file_as_it_was_and_succeeds_when_there_is_space(
     small_disk: SmallDisk, size_k: int, options: dict[str, Any]
 ) -> None:

@@ -108,19 +108,20 @@ def many_jobs(number, jobs):
     return JournalRecord(number, TIME_S * 10**9, batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [8, 1 << 15])
 def test_many_new_tables_are_written_in_several_bursts(tmp_path, monkeypatch, known):
     """So that a stop takes a short time; also where few tables are kept in memory."""
     monkeypatch.setattr(job_tables, "MAX_KNOWN", known)
-    monkeypatch.setattr(current_file, "MAX_NEW_TABLES", 200)  # two for each: rows can need another one
+    monkeypatch.setattr(current_file, "MAX_NEW_TABLES", 50)  # two for each: rows can need another one
     positions = []
     output, _ = started(tmp_path, end=9, monotonic=lambda: 0.0)
     save = OutputState.save
     monkeypatch.setattr(OutputState, "save", lambda self, p, n, k: (positions.append(p), save(self, p, n, k)))
-    output.write([many_jobs(number, 40) for number in range(9)])
+    output.write([many_jobs(number, 10) for number in range(9)])
     output.close()
     assert sorted(set(positions)) == [0, 2, 4, 6, 8, 9]
-    assert stored(tmp_path) == sorted([(40 * n + job, "site_default", n) for job in range(40) for n in range(9)])
+    assert stored(tmp_path) == sorted([(10 * n + job, "site_default", n) for job in range(10) for n in range(9)])
 
 
 # -- starts --
@@ -737,6 +738,7 @@ def test_options_of_rotation():
         from_command_line("--hdf5-filepath=x", "--hdf5-rotate=1d", "--hdf5-rotate=6h")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
 def test_whatever_pytables_raises_on_a_file_that_goes_bad_no_row_is_dropped(tmp_path, monkeypatch, error):
     output, state = started(tmp_path, "x.hdf5")
@@ -773,6 +775,7 @@ def test_a_file_that_can_be_read_and_not_written_is_begun_again(tmp_path, monkey
     assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "count"), [(tables.HDF5ExtError("Problems closing the Group"), 2), (ZeroDivisionError(), 1)], ids=str
 )
@@ -869,6 +872,7 @@ def four_days(folder, at, now_day=4, **options):
     at(TIME_S + now_day * DAY_S)
 
 
+@pytest.mark.slow
 def test_old_files_are_removed_at_start_and_after_each_rotation_and_nothing_else(tmp_path, at, monkeypatch, caplog):
     monkeypatch.setattr(files_module, "last_row_s", check.last_row_s)
     four_days(tmp_path, at)

@@ -227,6 +227,7 @@ def test_numbers_used_from_another_address_are_not_even_noted(world):
     assert world.sender.conflicts == 0
 
 
+@pytest.mark.slow
 def test_with_a_key_a_number_alone_says_what_came_before(world):
     messages = [v1.encode(batch(1, n, START + n)) for n in range(3 * KEPT)]
     assert all(world.send(message, user="vm") for message in messages)

@@ -147,6 +147,7 @@ def test_bad_messages_are_counted(world, caplog):
     assert world.link.refused == 3 and "refused from=[10.0.0.66]" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_a_hello_may_cost_is_bounded(world, monkeypatch):
     world.take(*range(0, 2000, 2))
     world.sync()

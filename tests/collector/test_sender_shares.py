@@ -14,6 +14,7 @@ from tests.support.journal_batches import batch
 SIZE = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", [pytest.param("", marks=pytest.mark.slow), "j"])
 def test_one_sender_does_not_drive_out_what_others_have_sent(directory, tmp_path, monkeypatch):
     """An output is away. The sender is refused, and not acknowledged; other nodes' data has room."""

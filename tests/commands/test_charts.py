@@ -112,6 +112,7 @@ def test_ticks_are_at_round_times_of_the_zone(monkeypatch):
         time.tzset()
 
 
+@pytest.mark.slow
 def test_names_mean_nothing_in_pictures():
     """TeX, XML and control characters in names are text."""
     figure = drawn(Panel(NASTY, Unit("bytes", "B"), [line([1, 2], NASTY), line([1, 2])]), title=NASTY)

@@ -345,6 +345,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_of_a_file_that_is_being_written_nothing_is_said_to_be_missing(tmp_path):
     path = tmp_path / "x.hdf5"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], env={**os.environ, "PYTHONPATH": PATHS})

@@ -127,6 +127,7 @@ def configure(socket, *arguments):
     return colmet.main(["configure", "--control-socket", socket, *arguments])
 
 
+@pytest.mark.slow
 def test_a_hundred_nodes_are_changed_at_once(site, capsys):
     socket, connect = site
     nodes = connect([f"node-{n}" for n in range(NODES)])
@@ -148,6 +149,7 @@ def test_nodes_that_do_not_are_named_apart(site, capsys):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("site", "proof"),
     [

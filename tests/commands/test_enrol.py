@@ -61,6 +61,7 @@ def test_a_node_is_added_by_one_command_which_can_be_repeated(folder, capsys):
     assert not mine.exists()
 
 
+@pytest.mark.slow
 def test_five_hundred_nodes_of_a_list(folder, tmp_path, capsys):
     names = [f"node-{n}" for n in range(500)]
     (tmp_path / "list").write_text("# all\n" + "\n".join(names))

@@ -166,6 +166,7 @@ def test_an_unknown_job_and_one_without_values_are_errors():
             plot.gather(stored_job(), job, ["cpu_usage"], wanted)
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_file_whose_name_is_printed(stored, tmp_path, capsysbinary):
     assert colmet.main(["plot", str(JOB), "cpu_usage"]) == 0
     out, err = capsysbinary.readouterr()

@@ -115,6 +115,7 @@ def test_every_command_that_asks_an_interface_is_tried():
     assert found == {*TRIES, *OTHERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "tries"), sorted(TRIES.items()))
 def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(printed, command, tries):
     statuses, is_seen = set(), False

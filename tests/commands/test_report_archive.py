@@ -292,6 +292,7 @@ def test_an_archive_that_fails_when_it_is_asked_leaves_the_rows(kept, report, tm
         assert (status, out) == (1, "") and path in err
 
 
+@pytest.mark.slow
 def test_pages_and_pictures_are_made_from_the_archive(history, kept, report, tmp_path):
     archive = kept()
     history.rows.clear()

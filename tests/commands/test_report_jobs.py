@@ -178,6 +178,7 @@ def test_the_page_has_a_row_and_short_curves_for_each_job(archive):
     assert "<svg" not in without and ">curves<" not in without
 
 
+@pytest.mark.slow
 def test_a_long_page_is_cut_and_names_of_jobs_are_text(tmp_path):
     evil = "<script>alert(1)</script>\x1b"
     rows = [job(n, name=evil, batch_id=f"<b>{n}", array="<i>", footprint=b"damaged") for n in range(1, MOST_ROWS + 3)]

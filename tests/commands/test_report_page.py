@@ -134,6 +134,7 @@ def test_the_page_loads_nothing_and_runs_nothing():
     assert named and set(named) <= set(ids)
 
 
+@pytest.mark.slow
 def test_names_are_text_in_the_page_and_in_the_picture():
     """Whatever comes from a node, a user or a file."""
     report = replace(
@@ -175,6 +176,7 @@ def test_a_report_of_which_little_is_known_is_a_page_too():
     assert page.png(nothing)
 
 
+@pytest.mark.slow
 def test_the_picture_says_why_advice_is_withheld_and_what_could_not_be_read(monkeypatch):
     texts = []
     draw = page.charts.draw

@@ -54,6 +54,7 @@ def abbreviations(names):
 VALUES = {"--sample-period": "7", "--hdf5-complevel": "7", "--hdf5-complib": "lzo", "--pid": "7", "--tid": "7"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parse", "names"),
     [(node, node_main.OPTIONS_06), (collector, collector_main.OPTIONS_06)],

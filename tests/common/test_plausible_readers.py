@@ -23,6 +23,8 @@ from colmet.web.series_query import SeriesQuery
 from colmet.web.store import StoreReader
 from tests.support.made_up_history import START, MadeUp
 
+pytestmark = pytest.mark.slow
+
 JOB, HOST, NS = 42, "n1", 10**9
 LITTLE = 1 + 1e-5  # the page rounds to 6 digits
 

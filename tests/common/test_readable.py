@@ -69,6 +69,7 @@ def test_signals_are_taken_in(many_files):
         assert signals.take(signal.SIGUSR1) and not readable([signals.fd], 0)
 
 
+@pytest.mark.slow
 def test_no_module_uses_select():
     """It fails for descriptors above 1023, which tests with few files never have."""
     for path in sorted((ROOT / "colmet").rglob("*.py")):

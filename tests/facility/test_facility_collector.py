@@ -130,6 +130,7 @@ def output(uri, monkeypatch):
         one.close()
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector, tmp_path):
     path = tmp_path / "x.hdf5"
@@ -153,6 +154,7 @@ def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector
     assert stored["facility_hosts_default"][0]["load"] == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_path):
     pairs = {name: new_pair() for name in ("collector", "login1-facility")}

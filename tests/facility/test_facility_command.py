@@ -55,6 +55,7 @@ def printed(capfd):
 # -- from end to end --
 
 
+@pytest.mark.slow
 def test_all_documents_reach_the_endpoint_in_the_order_of_a_run(endpoint, condor, tmp_path, monkeypatch):
     with KubernetesServer() as kubernetes:
         kubernetes.pods["af-jupyter"] = [pod("af-jupyter", "nb", {"owner": "alice"})]
@@ -252,6 +253,7 @@ def test_the_alias_has_the_old_short_and_long_options():
     assert parsed("-q", "all:").queue == [("all", "")]
 
 
+@pytest.mark.slow
 def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, tmp_path):
     token = tmp_path / "token"
     token.write_text("s3cret-token\n")

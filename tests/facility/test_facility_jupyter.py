@@ -146,6 +146,7 @@ def test_names_that_cannot_be_asked_for_are_refused():
 KEYS = st.sampled_from(["items", "metadata", "labels", "owner", "continue"])
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.dictionaries(KEYS, st.none() | st.text() | st.lists(st.dictionaries(KEYS, st.dictionaries(KEYS, st.text())))))
 def test_any_json_is_pods_or_refused(value):

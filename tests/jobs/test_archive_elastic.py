@@ -33,6 +33,7 @@ def both(tmp_path_factory):
     database.close()
 
 
+@pytest.mark.slow
 def test_lists_are_the_same(both):
     assert_same_lists(*both, COUNT)
 
@@ -47,6 +48,7 @@ def test_jobs_are_the_same(both):
     assert_same_jobs(*both, [0, -1, *range(1, COUNT, 7)])
 
 
+@pytest.mark.slow
 def test_sums_are_the_same(both, monkeypatch):
     monkeypatch.setattr(elastic_usage, "GROUPS_AT_ONCE", 7)
     monkeypatch.setattr(elastic_usage, "JOBS_AT_ONCE", 50)

@@ -296,6 +296,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["runs are joined", *[pytest.param(case, marks=pytest.mark.slow) for case in ("one run", "it moves")]]
 )
@@ -325,6 +326,7 @@ def test_two_collectors_at_once_make_one_job_of_all_hosts(tmp_path, database, ca
     assert place > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_a_collector_killed_at_any_request_loses_and_repeats_nothing(tmp_path, database, when, one_for_all):
     mine, others = CASES["it moves"]

@@ -167,6 +167,7 @@ def expected():
         return content(archive)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.lists(st.integers(0, 180), max_size=12), st.randoms(use_true_random=False), st.integers(0, 1))
 def test_bursts_and_kills_change_no_value(cuts, draw, with_kills):
@@ -386,6 +387,7 @@ def test_rows_read_later_than_their_time_are_of_one_job(tmp_path, rows_before):
     assert [(job["start"], job["last"]) for job in archive.jobs()] == [(START + 5, START + 25)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [False, True], ids=["all nodes away", "one node away"])
 def test_a_job_whose_agent_was_away_over_a_weekend_is_one_job_with_all_its_samples(tmp_path, others):
     back = 37_000  # two days later

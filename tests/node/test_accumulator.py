@@ -114,6 +114,7 @@ def test_restored_totals_do_not_fall_below_what_was_sent_and_are_higher_once_the
     assert update(totals, {}) == [110, 60, 95, 0]
 
 
+@pytest.mark.slow
 @given(task_lives, st.lists(st.sampled_from(["tick", "tick", "restart", "end", "end low"]), min_size=30, max_size=30))
 def test_counters_never_go_down_and_are_exact_whether_ends_are_reported_or_not_also_over_a_restart(lives, happens):
     """Tasks are reported to have ended with a little more than was seen, or less, or are just gone; some come used."""

@@ -237,6 +237,7 @@ looks = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.booleans(), st.lists(st.one_of(changes, changes, looks), max_size=60))
 def test_every_ended_task_of_a_job_is_given_to_it_once_and_no_other_is(all_forks, events):

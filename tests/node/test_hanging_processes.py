@@ -112,8 +112,9 @@ def rows(batches, table, job):
     ]
 
 
-@pytest.mark.parametrize("every_s", [0, 1], ids=["one", "a new one each second"])
-@pytest.mark.parametrize("arguments", [[], ["--enable-jobproc"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("arguments", "every_s"), [([], 0), (["--enable-jobproc"], 1)], ids=["one", "a new one each second"]
+)
 def test_all_other_jobs_are_measured_on_time(cgroups, hanging, arguments, every_s):
     """A second job of the same user begins, burns and ends meanwhile; nothing of it is hidden."""
     mallory, alice, hidden = cgroups.job("nobody_1"), cgroups.job("alice_2"), cgroups.job("nobody_3")

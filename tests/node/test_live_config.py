@@ -117,6 +117,7 @@ def test_what_this_node_cannot_do_is_refused_and_the_rest_is_done(node, why, cap
         change(node.settings, parse({"metrics": "cache_ll"}))
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from(["sample_period", "metrics", "perfhw_metrics", "command", "x"]),

@@ -191,6 +191,7 @@ def test_whoever_may_not_write_there_gets_the_remedy(root, caplog):
     assert caplog.text.count("with --state-dir a directory of its user's own") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_a_kill_at_any_moment_leaves_a_whole_save_and_the_next_start_has_it(tmp_path):
     code = (

@@ -990,6 +990,7 @@ moves = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(moves)
 def test_whatever_comes_goes_and_is_reported_cpu_total_is_not_above_the_cgroup_and_does_not_fall(steps):
     with tempfile.TemporaryDirectory() as folder:

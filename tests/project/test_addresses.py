@@ -40,6 +40,7 @@ def wrong(path, text):
     return [*found, *FETCHES.findall(text)]
 
 
+@pytest.mark.slow
 def test_no_text_names_an_address_where_the_project_is_not():
     texts = list(files())
     assert len(texts) > 600

@@ -22,6 +22,7 @@ def unsafe(source):
                 yield node.lineno
 
 
+@pytest.mark.slow
 def test_no_python_is_started_without_the_helper():
     found = {path: list(unsafe(path.read_text())) for path in (ROOT / "colmet").rglob("*.py") if path != HELPER}
     assert not {str(path): lines for path, lines in found.items() if lines}

@@ -7,12 +7,15 @@ import importlib
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = sorted(
     [path for name in ("benchmarks", "tests/beds", "tests/support", "dev") for path in (ROOT / name).rglob("*.py")]
 )
 
 
+@pytest.mark.slow
 def test_every_imported_name_exists():
     for path in PATHS:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -138,6 +138,7 @@ def forbidden(importer, imported):
 KNOWN = {name_of(path) for path in MODULES}
 
 
+@pytest.mark.slow
 def test_a_module_imports_only_what_its_layer_may():
     pairs = [(name_of(path), imported) for path in MODULES for imported in imports(path)]
     assert not {pair: why for pair in pairs if (why := forbidden(*pair))}
@@ -173,6 +174,7 @@ def test_the_check_sees_what_is_not_allowed(importer, imported):
     assert forbidden(importer, imported)
 
 
+@pytest.mark.slow
 def test_the_node_opens_files_in_host_alone():
     for path in MODULES:
         name = name_of(path)

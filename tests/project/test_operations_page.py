@@ -31,6 +31,7 @@ def test_each_line_of_the_page_has_a_message_and_a_remedy():
     assert len(ENTRIES) == len(re.findall(r"^\* ", PAGE, re.M)) > 50
 
 
+@pytest.mark.slow
 def test_what_is_explained_is_logged(texts):
     assert unknown(EXPLAINED, texts) == []
 

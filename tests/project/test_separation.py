@@ -12,6 +12,7 @@ def test_the_lists_of_dependencies_are_read():
     assert "fastapi" in modules_of("colmet-collector", "Recommends") - modules_of("colmet-collector")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ROOMS)
 def test_a_package_alone_imports_every_module_of_its_rooms(package):
     rooms, fields = ROOMS[package]
@@ -37,6 +38,7 @@ def test_a_collector_without_a_web_server_lists_tables_and_completes_commands():
     run("colmet-collector", "from colmet.commands import completion; completion.script('bash', completion.trees())")
 
 
+@pytest.mark.slow
 def test_a_login_node_asks_over_http_with_the_common_package_alone():
     names = ("login", "logout", "jobs", "usage", "report", "extract", "plot", "top")
     run("colmet-common", imports([f"colmet.commands.{name}" for name in (*names, "histories")]))
@@ -45,6 +47,7 @@ def test_a_login_node_asks_over_http_with_the_common_package_alone():
     run("colmet-common", f"from colmet.commands import colmet\nfor command in {commands!r}: {refused}")
 
 
+@pytest.mark.slow
 def test_the_node_alone_completes_its_commands():
     code = "from colmet.commands import completion; assert {'colmet', 'colmet-node'} <= set(completion.trees())"
     run("colmet-node", code)

@@ -63,6 +63,7 @@ def random_batches(rng, count):
     return batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_of_some_hosts_are_those_of_a_whole_read(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
@@ -236,6 +237,7 @@ def test_lines_of_very_many_values_are_shortened_with_their_peaks_and_means(clus
         assert len(one.times) <= 10 and np.mean(one.values) == pytest.approx(np.nanmean(other.values), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "windows"),
     [

@@ -179,8 +179,10 @@ def drawn(monkeypatch, is_thorough):
 @pytest.mark.usefixtures("drawn")
 def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(worlds, path, is_thorough):
     kind, (full, lone) = worlds
-    if kind == "database" and "/archive/" not in path and not path.endswith(("/usage", "/summary", "{job}", *DRAWN)):
-        return  # It does not read the archive.
+    if kind == "database" and (
+        is_thorough or ("/archive/" not in path and not path.endswith(("/usage", "/summary", "{job}", *DRAWN)))
+    ):
+        return  # It does not read the archive; what a database answers does not depend on pairs of parameters.
     statuses, is_seen = set(), False
     for target in targets(path, is_thorough):
         shown, expected = [ask(app, target, [BOB]) for app in (full, lone)]

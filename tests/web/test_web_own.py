@@ -40,6 +40,7 @@ def nodes_of(answer):
     return {one["node"] for one in answer["series"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time_ns", [None, 10**9], ids=["now", "1970"])
 def test_a_nodes_word_shows_no_other_nodes_stored_rows_and_hides_them_from_nobody(app, bed, time_ns):
     refused(app, f"/api/v1/jobs/{STORED}", 404, BOB)
@@ -55,6 +56,7 @@ def test_a_nodes_word_shows_no_other_nodes_stored_rows_and_hides_them_from_nobod
     assert got(app, f"/api/v1/jobs/{STORED}/completeness", BOB)["hosts"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time_ns", [None, 10**9], ids=["now", "1970"])
 def test_a_nodes_word_about_a_job_that_runs_elsewhere_changes_nothing_for_its_owner(app, bed, time_ns):
     before = got(app, SERIES.format(1000, "memory"), ALICE)

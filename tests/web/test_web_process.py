@@ -368,6 +368,7 @@ def test_the_interface_ends_with_a_collector_that_is_killed(bed):
     wait_for(lambda: not any(is_there(one) for one in everybody))
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_an_address_in_use_is_said(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -177,6 +177,7 @@ def test_a_job_whose_rows_are_gone_is_reported_from_the_archive_to_its_user_alon
     assert former["user"] == "alice" and stored_models.Report(**everything)
 
 
+@pytest.mark.slow
 def test_stored_rows_come_with_what_the_batch_system_knows(archived, app):
     found = got(archived, f"/api/v1/jobs/{JOB}/report", ALICE)
     assert found["source"] == "rows" and found["ending"]["kind"] == "timeout" and found["batch"]["name"] == "sweep"
@@ -186,6 +187,7 @@ def test_stored_rows_come_with_what_the_batch_system_knows(archived, app):
     assert b"Walltime reached" in page.body and b"Why it ended" in page.body
 
 
+@pytest.mark.slow
 def test_a_picture_is_served(archived):
     answer = ask(archived, f"/api/v1/jobs/{GONE}/report.png", [ALICE])
     assert answer.status == 200 and answer.headers["content-type"] == "image/png"
@@ -270,6 +272,7 @@ def report_here(query, path):
     return report_of(opener(given), query, NOW, archive_opener(given))
 
 
+@pytest.mark.slow
 def test_a_process_makes_the_report_of_stored_files(tmp_path):
     cluster = Cluster(nodes=3, jobs=6, start=START)
     write_once(tmp_path / "made.hdf5", [one for _ in range(3) for one in cluster.batches()])
