@@ -178,7 +178,7 @@ ERRORS: dict[Any, dict[str, Any]] = {
 NOT_FOUND: dict[Any, dict[str, Any]] = {404: _error("Not found, or access denied.")}
 REPORTS: dict[Any, dict[str, Any]] = {
     501: _error("The server lacks a Python module; the text has the remedy."),
-    503: _error("The store cannot be read, or not with the permitted memory."),
+    503: _error("The store cannot be read, or not within the permitted time and memory."),
 }
 ARCHIVE: dict[Any, dict[str, Any]] = {503: _error("The archive cannot be read.")}
 PAGE: dict[Any, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.host.command import python_command, python_environment
+from colmet.common.errors import ColmetError, CommandFailed, ConfigError
+from colmet.common.host.command import Command, python_command, python_environment
 from colmet.common.text import UTC, Clock, how_to_install
 from colmet.jobs.figures import Report
 from colmet.jobs.report.archived import UNREADABLE, OwnHistory, made_from, without_others
@@ -31,12 +31,14 @@ from colmet.jobs.report.document import document_of, to_json
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
 from colmet.web.store import ArchiveOpener, EmptyHistory, archive_opener, find_in, opener
-from colmet.web.workers import Busy
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 50.0  # then the process is killed
 MAX_BYTES = 64 << 20  # of an answer
 # options, beside those of database and archive
 STORE = ("hdf5_filepath", "http_credentials", "no_check_certificates", "journal_dir", "no_shared_archive")
+EARLY = "no report: its process ended early, or requires more memory; ask for a shorter interval"
 START = "from colmet.web.reports import main; sys.exit(main())"
 
 
@@ -57,6 +59,10 @@ class ReportQuery(NamedTuple):
 
 class MissingLibrary(ColmetError):
     """A Python module is missing; the text has the remedy."""
+
+
+class TooLarge(ColmetError):
+    """A report needs more time or memory than it may have; the text has the remedy."""
 
 
 Reporter = Callable[[ReportQuery], "bytes | None"]  # None without rows of the job
@@ -89,26 +95,25 @@ class ReportProcesses:
 
         Raises:
             MissingLibrary: the form requires a missing module.
-            Busy: the deadline is over.
+            TooLarge: the deadline is over, or the process ended for want of memory.
             ColmetError: it cannot be made; may name files and hosts.
         """
         asked = json.dumps({"store": store_of(self.options), **query._asdict()}).encode()
         environment = {**python_environment(), "MPLCONFIGDIR": self._cache}
+        # The process that reads HDF5 files for this one is ended with it.
+        command = Command(self.command, self.deadline_s, env=environment, max_answer=MAX_BYTES)
         try:
-            with subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-            ) as process:
-                try:
-                    said, _ = process.communicate(asked, self.deadline_s)
-                except subprocess.TimeoutExpired:
-                    raise Busy("the report needs too long; ask for a shorter interval", 60.0) from None
-                finally:
-                    process.kill()
-        except OSError as err:
-            raise ColmetError(f"no report can be made: {err.strerror}") from err
+            said = command.run_bytes(asked)
+        except CommandFailed as err:
+            if err.why == "late":
+                raise TooLarge("the report needs too long; ask for a shorter interval") from None
+            if command.runs:
+                log.warning("report not made job=%d: %s", query.job, err.text)
+                raise TooLarge(EARLY) from err
+            raise ColmetError(f"no report can be made: {err.text}") from err
         head, newline, body = said.partition(b"\n")
-        if process.returncode or not newline or len(body) > MAX_BYTES:
-            raise ColmetError("no report: its process ended early, or requires more memory; ask for a shorter interval")
+        if not newline:
+            raise TooLarge(EARLY)
         found = json.loads(head)
         if "missing" in found:
             raise MissingLibrary(str(found["missing"]))

@@ -19,7 +19,7 @@ from colmet.web.archive_routes import HTML, curves_of
 from colmet.web.gate import visitor_of
 from colmet.web.interface import ARCHIVE, MAX_TIME, PAGE, PICTURE, REPORTS, add_routes
 from colmet.web.ownership import names_of
-from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
+from colmet.web.reports import MissingLibrary, Reporter, ReportQuery, TooLarge
 from colmet.web.responses import encoded, failure
 from colmet.web.routes import LATE_S, NO_JOB, Routes, later, own_tables
 from colmet.web.store import ArchiveOpener, StoreReader, find_in, warning_of
@@ -310,6 +310,8 @@ class StoredRoutes:
                 body = self._reporter(self._visible(query, only))
             except MissingLibrary as err:
                 return failure(501, str(err))
+            except TooLarge as err:
+                return failure(503, str(err))
             if body is None:
                 raise HTTPException(404, NO_JOB.format(query.job))
             return encoded(body, _HEADERS[query.form])

@@ -3,6 +3,7 @@
 import { sentence } from "./units.js";
 
 const LONGEST_MS = 25000; // timeout of an answer
+export const REPORT_MS = 60000; // of one that is made of stored rows; the server has 50 s
 // without a name and password in the address: fetch refuses them
 const BASE = new URL(".", location.origin + location.pathname);
 
@@ -41,14 +42,15 @@ export function address(path, parameters = {}) {
  * @param {string} path below the page's own address, with encoded parts
  * @param {Object} parameters empty, null and false ones are skipped
  * @param {AbortSignal} signal aborts the request
+ * @param {number} longest timeout in milliseconds
  * @throws {Failure} there is no answer
  */
-export async function ask(path, parameters, signal) {
+export async function ask(path, parameters, signal, longest = LONGEST_MS) {
   const control = new AbortController();
   const stop = () => control.abort();
   if (signal.aborted) stop();
   signal.addEventListener("abort", stop);
-  const timer = setTimeout(stop, LONGEST_MS);
+  const timer = setTimeout(stop, longest);
   try {
     const answer = await fetch(address(path, parameters), { signal: control.signal, headers: { Accept: "application/json" } });
     if (answer.ok) {

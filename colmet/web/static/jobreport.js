@@ -1,6 +1,6 @@
 // The report at the top of the view of a job: verdict, advice, use of what was requested, why it ended, facts.
 
-import { Failure, address, ask, now } from "./api.js";
+import { Failure, REPORT_MS, address, ask, now } from "./api.js";
 import { ENDS, nodeAddress } from "./columns.js";
 import { bar, el, Facts, fill, keep, mark, say } from "./dom.js";
 import { Table, column, linked, shared } from "./table.js";
@@ -114,7 +114,7 @@ export class JobReport {
     if (isFirst) this.#say("Making the report from the stored rows…");
     this.due = now() + SLOW_AGAIN_S;
     try {
-      this.#show(await ask(`${this.path}/report`, { start: this.start }, signal));
+      this.#show(await ask(`${this.path}/report`, { start: this.start }, signal, REPORT_MS));
       this.due = !isRunning && this.report.state === "ended" ? Infinity : now() + SLOW_AGAIN_S;
       if (isFirst) this.came();
     } catch (error) {
