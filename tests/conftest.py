@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hypothesis import settings
 from colmet.common.daemon import systemd
 
 pytest.register_assert_rewrite("tests.support", "tests.beds")  # their assertions show the values, too
+from dev.live import Failed, JobRoot  # noqa: E402
 from tests.support import place  # noqa: E402
 from tests.support.machine import LIB_RAPL, CgroupRoot, FakeRoot  # noqa: E402
 
@@ -56,6 +58,17 @@ def pytest_collection_finish():
 def root():
     """The test needs root of the machine: root of a container may not measure."""
     place.require(place.machine_refusal())
+
+
+@pytest.fixture
+def root_directory(root):
+    """A directory for cgroups of jobs, in each hierarchy."""
+    try:
+        made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
+    except Failed as err:
+        place.skip_refused(str(err))
+    yield made
+    made.close()
 
 
 @pytest.fixture

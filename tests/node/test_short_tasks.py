@@ -16,7 +16,7 @@ import pytest
 
 from colmet.common.schema import Schema
 from colmet.node.backends.taskstats import SCHEMA
-from dev.live import Daemons, Failed, JobRoot
+from dev.live import Daemons, Failed
 from dev.workloads import measure, table
 from tests.support.place import skip_refused
 
@@ -33,16 +33,6 @@ def assert_never_down(rows, schema: Schema):
 
 def rows_of(rows, table, job_id):
     return [row for row in rows if row["metric_backend"] == table and row["job_id"] == job_id]
-
-
-@pytest.fixture
-def root_directory(root):
-    try:
-        made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
-    except Failed as err:
-        skip_refused(str(err))
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -20,8 +19,7 @@ from colmet.jobs.report.rows import gather
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import RowQuery
-from dev.live import NS, Daemons, Failed, JobRoot
-from tests.support.place import skip_refused
+from dev.live import NS, Daemons
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -35,16 +33,6 @@ while time.process_time() < 3.0:
 print("done", flush=True)
 sys.stdin.readline()
 """
-
-
-@pytest.fixture
-def root_directory(root):
-    try:
-        made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
-    except Failed as err:
-        skip_refused(str(err))
-    yield made
-    made.close()
 
 
 def eventually(found, timeout_s=60):
