@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # programs that tests start find colmet, dev and tests, whatever their working directory is
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 # How long an example lasts says how busy the machine is; each run on each Python draws other examples.
-settings.register_profile("colmet", deadline=None, max_examples=50, database=None)
+settings.register_profile("colmet", deadline=None, max_examples=30, database=None)
 settings.load_profile("colmet")
 os.umask(0o022)  # tests know the modes of their files, whatever the umask of who starts them is
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of programs are started: each would compile all it imports

@@ -351,7 +351,7 @@ def assert_shown(drawn, expected, where):
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
     ("dashboard", "hosts"),
-    [*[(one, None) for one in STORED], (STORED[-1], ["dahu-1", "gros-3.site"])],
+    [*[(one, None) for one in STORED], pytest.param(STORED[-1], ["dahu-1", "gros-3.site"], marks=pytest.mark.slow)],
     ids=[*[one.name for one in STORED], "job on nodes that are chosen"],
 )
 def test_panels_show_what_is_stored(site, dashboard, hosts):

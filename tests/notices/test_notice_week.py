@@ -75,10 +75,10 @@ def check(sent, jobs, until):
 
 
 @pytest.mark.slow
-def test_three_days_of_150_jobs_have_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch, zone):
+def test_three_days_of_75_jobs_have_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch, zone):
     zone("Europe/Paris")
     monkeypatch.setattr("colmet.notices.command.MAILS_A_DAY", 1000)
-    jobs = jobs_of(150, 15, 2.5)
+    jobs = jobs_of(75, 15, 2.5)
     until = START + 3 * 86400
     with SmtpServer(tmp_path) as server:
         statuses = simulate(tmp_path, monkeypatch, server, jobs, until, 2 * TICK_S)

@@ -16,7 +16,7 @@ from tests.support.web_store import stored_of
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("COLMET_HTTP_EXAMPLES", "3"))  # of each route; more take longer
+EXAMPLES = int(os.environ.get("COLMET_HTTP_EXAMPLES", "2"))  # of each route; more take longer
 
 
 @pytest.fixture(scope="module")
