@@ -21,7 +21,7 @@ from colmet.common.text import some_of
 from colmet.jobs.archive import queries
 from colmet.jobs.archive.derived import ANSWERS, LISTED
 from colmet.jobs.archive.elastic import ElasticArchive
-from colmet.jobs.archive.local import LocalArchive, has_database, is_shared, path_of
+from colmet.jobs.archive.local import LocalArchive, is_in_database, path_of
 from colmet.jobs.archive.store import ArchiveError
 from colmet.jobs.columns import INTEGER, REAL
 from colmet.stored.sources import add_config, configured
@@ -79,9 +79,11 @@ def open_archive(options: argparse.Namespace) -> queries.JobArchive:
     path = options.archive
     if not path:
         collector = configured(options.config, _OTHERS)
-        is_only_there = has_database(collector) and collector.archive is None and not path_of(collector)
-        if is_only_there or is_shared(collector):
-            return ElasticArchive.from_options(collector)
+        if is_in_database(collector):
+            try:
+                return ElasticArchive.from_options(collector)
+            except ConfigError as err:
+                raise ArchiveError(str(err)) from err
         path = archive_path(collector, options.config)
     if not os.path.exists(path):
         raise ArchiveError(

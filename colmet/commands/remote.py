@@ -110,13 +110,16 @@ def default_interface(reads_archive: bool = True) -> Interface | None:
 
 def _may_read_archive() -> bool:
     """Return whether this machine has a collector whose archive this user may read; all may read its configuration."""
-    from colmet.jobs.archive.local import path_of  # with libraries that `colmet login` does not need
+    from colmet.jobs.archive.local import is_in_database, path_of  # with libraries that `colmet login` does not need
     from colmet.stored import sources
 
     if not os.access(sources.CONFIG, os.R_OK):
         return False
-    path = path_of(sources.configured(sources.CONFIG))
-    return not path or os.access(path, os.R_OK)
+    collector = sources.configured(sources.CONFIG)
+    paths = [path_of(collector)]
+    if is_in_database(collector):
+        paths = [collector.http_credentials, collector.elastic_api_key_file]
+    return all(os.access(path, os.R_OK) for path in paths if path)
 
 
 def _site_interface() -> Interface:

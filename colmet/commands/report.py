@@ -39,8 +39,8 @@ from colmet.jobs.report.jobs_page import TEXTS, exit_of, html, states_of, sums_o
 from colmet.jobs.report.requested import GRADE_STYLES
 from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import NODE, History
+from colmet.stored.sources import NoStore, open_history
 from colmet.stored.sources import add_options as add_source_options
-from colmet.stored.sources import open_history
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -155,7 +155,10 @@ def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
     @contextlib.contextmanager
     def opened() -> Iterator[History]:
         with open_history(options) as history, shown_progress(history, "colmet report"):
-            yield history
+            try:
+                yield history
+            except ConfigError as err:  # the command line is right, the files are not
+                raise ColmetError(str(err)) from err
 
     def without_rows(history: History) -> None:
         reasons.append(nothing_of(history, asked))
@@ -166,7 +169,7 @@ def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
         if found is not None:
             reasons.append("the job archive has totals of the whole job: leave out --since and --until")
         raise ColmetError("; ".join([*reasons, *([lacking] if lacking else [])]))
-    warnings = [] if unread is None or isinstance(unread, ConfigError) else [str(unread)]  # no store is named
+    warnings = [] if unread is None or isinstance(unread, NoStore) else [str(unread)]
     if lacking and options.verbose:
         warnings.append(lacking)
     return replace(report, warnings=(*report.warnings, *warnings))

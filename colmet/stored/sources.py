@@ -51,8 +51,12 @@ def configured_files(path: str) -> list[str]:
     return files
 
 
+class NoStore(ConfigError):
+    """No option and no configuration names a store."""
+
+
 def open_history(options: argparse.Namespace) -> RowStore:
-    """Return the store given by the options; raise ConfigError for none, or an unreadable one."""
+    """Return the store given by the options; raise NoStore for none, ConfigError for an unreadable one."""
     paths: Sequence[str] = options.hdf5
     if not paths:
         collector = configured(options.config)
@@ -61,7 +65,7 @@ def open_history(options: argparse.Namespace) -> RowStore:
 
             return ElasticHistory.from_options(collector)
         if not collector.hdf5_filepath:
-            raise ConfigError(f"{options.config} names neither hdf5-filepath nor elastic-host: give --hdf5 PATH")
+            raise NoStore(f"{options.config} names neither hdf5-filepath nor elastic-host: give --hdf5 PATH")
         paths = [collector.hdf5_filepath]
     from colmet.stored.hdf5 import Hdf5History
 
@@ -92,7 +96,7 @@ def configured(
         vars(options).update(configuration.parse(configuration.file_text(path), path, parser))
     except ConfigError as err:
         if path == CONFIG and not os.path.exists(path):
-            raise ConfigError(
+            raise NoStore(
                 "no collector is known here: `colmet login URL`, with the URL of your site's; its administrators know "
                 f"it. On the collector's machine, give {other}, or the collector's file as --config"
             ) from err

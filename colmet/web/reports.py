@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -117,6 +117,8 @@ class ReportProcesses:
         found = json.loads(head)
         if "missing" in found:
             raise MissingLibrary(str(found["missing"]))
+        if "large" in found:
+            raise TooLarge(str(found["large"]))
         if "error" in found:
             raise ColmetError(str(found["error"]))
         return body or None
@@ -150,7 +152,16 @@ def report_of(
         unread = err
     if found is None and query.start is not None:
         return None
-    opened = open_history if query.own is None or query.own else EmptyHistory
+    open_rows = open_history if query.own is None or query.own else EmptyHistory
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[History]:
+        with open_rows() as history:
+            try:
+                yield history
+            except MemoryError as err:
+                raise TooLarge("the report of its rows needs too much memory; ask for a shorter interval") from err
+
     asked = JobInterval(query.job, query.since, query.until)
 
     def own(history: History) -> History:
@@ -165,7 +176,8 @@ def report_of(
             raise unread
         return None
     if unread is not None:
-        report = replace(report, warnings=(*report.warnings, str(unread) if query.own is None else UNREADABLE))
+        is_told = query.own is None or isinstance(unread, TooLarge)
+        report = replace(report, warnings=(*report.warnings, str(unread) if is_told else UNREADABLE))
     if query.own is not None:
         report = without_others(report)
     return to_json(document_of(report)) if query.form == "json" else _drawn(report, query)
@@ -200,8 +212,8 @@ def main() -> int:
         body = report_of(open_history, ReportQuery(**asked), time.time(), archive_opener(options))
     except MissingLibrary as err:
         said = {"missing": str(err)}
-    except MemoryError:
-        said = {"error": "not enough memory for the report; ask for a shorter interval"}
+    except (MemoryError, TooLarge) as err:
+        said = {"large": str(err) or EARLY}
     except ColmetError as err:
         said = {"error": str(err)}
     sys.stdout.buffer.write(json.dumps(said).encode() + b"\n" + (body or b""))

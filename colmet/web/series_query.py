@@ -279,7 +279,8 @@ class SeriesReading:
                 nodes = [query.node] if query.node else None
                 earlier = store.capacities(query.job, query.since, query.until, nodes).value
             except ColmetError as err:
-                self._warnings.append(f"the CPUs and tasks that bound these rates are not known: {err}")
+                self._warnings.append("the CPUs and tasks that bound these rates are not known")
+                self._warnings.append(warning_of(err))
                 earlier = {}
             for host, one in earlier.items():
                 found[host] = one if host not in found else found[host].joined(one)

@@ -314,6 +314,9 @@ def test_the_configuration_of_this_machines_collector_precedes_that_of_the_site(
     assert remote.default_interface().url == url, "this user may not read it, or it is not there"
     (tmp_path / "archive").touch()
     assert remote.default_interface() is None
+    database = f'elastic-host = "http://db"\nhttp-credentials = "{tmp_path}/secret"\n'
+    (tmp_path / "collector.toml").write_text(f'archive = "{tmp_path}/archive"\n{database}')
+    assert remote.default_interface().url == url, "the archive is read in the database, whose password it may not read"
 
 
 @pytest.mark.parametrize(

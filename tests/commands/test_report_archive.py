@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -278,6 +279,20 @@ def test_an_archive_that_cannot_be_read_is_named(report, tmp_path):
     status, out, _ = report(JOB, "--hdf5", tmp_path / "c", "--verbose")
     assert status == 0 and "warning" in out and "is it the archive" in " ".join(out.split())
     assert "warning" not in report(JOB, "--hdf5", tmp_path / "c")[1]
+
+
+def test_rows_that_cannot_be_read_are_said_beside_the_archive_and_end_with_1(kept, run, tmp_path):
+    archive = kept()
+    (tmp_path / "c.1700000000.hdf5").write_text("no file of HDF5")
+    status, out, _ = run("report", JOB, "--hdf5", tmp_path / "c", "--json")
+    found = json.loads(out)
+    assert (status, found["source"]) == (0, "archive") and "cannot be read" in found["warnings"][0]
+    (tmp_path / "collector.toml").touch()
+    status, out, _ = run("report", JOB, "--archive", archive, "--json", "--config", tmp_path / "collector.toml")
+    assert (status, json.loads(out)["warnings"]) == (0, []), "no store is named"
+    os.unlink(archive)
+    status, out, err = run("report", JOB, "--hdf5", tmp_path / "c")
+    assert (status, out) == (1, "") and "cannot be read" in err
 
 
 def test_an_archive_that_fails_when_it_is_asked_leaves_the_rows(kept, report, tmp_path):

@@ -127,6 +127,27 @@ def test_a_reader_with_a_lock_delays_the_output_and_loses_nothing(tmp_path, monk
     assert cpu_of(path) == [100]
 
 
+def test_batches_that_wait_for_an_earlier_one_are_read_again_after_a_failed_write(tmp_path, monkeypatch):
+    monkeypatch.setattr("colmet.jobs.archive.store.BUSY_S", 0.05)
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    late, *others = records(11, 18)
+    arrived = [one._replace(number=number) for number, one in enumerate([*others, late], 11)]
+    output.write(arrived[:4])
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutputUnavailable, match="locked"):
+            output.write(arrived[4:5])
+    with pytest.raises(OutputUnavailable, match="continued from its last transaction"):
+        output.write(arrived[4:5])
+    position = output._state.position
+    assert position == 11, "the first one that waited"
+    output.write(arrived[position - 11 :])
+    output.close()
+    assert cpu_of(path) == [85]
+
+
 @pytest.mark.parametrize("where", ["new archive", "other journal", "same journal"])
 def test_a_defect_in_the_fold_goes_back_to_the_last_transaction(tmp_path, monkeypatch, where):
     path = tmp_path / "a.sqlite"

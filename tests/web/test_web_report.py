@@ -20,7 +20,7 @@ from colmet.jobs.report.archived import UNREADABLE, OwnHistory
 from colmet.stored.series import RowQuery
 from colmet.web import stored_models
 from colmet.web.reports import MissingLibrary, ReportProcesses, ReportQuery, TooLarge, report_of, store_of
-from colmet.web.store import archive_opener, opener
+from colmet.web.store import EmptyHistory, archive_opener, opener
 from colmet.web.workers import Busy
 from tests.commands.test_report_jobs import job, written
 from tests.support.hdf5_writer import write_once
@@ -263,6 +263,19 @@ def test_a_process_reads_the_archive_beside_the_files(tmp_path, archive):
     made.close()
 
 
+def test_without_memory_for_its_rows_the_summary_is_reported(archive, tmp_path):
+    class Large(EmptyHistory):
+        def tables(self, job):
+            raise MemoryError
+
+    (tmp_path / "a.sqlite").rename(tmp_path / "c.archive.sqlite")
+    opened = archive_opener(options(tmp_path / "c"))
+    found = json.loads(report_of(Large, ReportQuery(GONE, users=["alice"], own={"node-1": None}), NOW, opened))
+    assert found["source"] == "archive" and "too much memory" in found["warnings"][-1]
+    with pytest.raises(TooLarge, match="shorter interval"):
+        report_of(Large, ReportQuery(JOB), NOW)
+
+
 def options(path=""):
     return argparse.Namespace(hdf5_filepath=str(path), elastic_host=[], http_listen="not passed on")
 
@@ -300,6 +313,7 @@ def test_a_store_without_files_has_no_report(tmp_path):
         ("import sys; sys.exit(9)", TooLarge, "ended early"),
         ('print(\'{"error": "no"}\')', ColmetError, "no"),
         ('print(\'{"missing": "install it"}\')', MissingLibrary, "install it"),
+        ('print(\'{"large": "less"}\')', TooLarge, "less"),
         ("", TooLarge, "ended early"),
     ],
 )

@@ -234,10 +234,14 @@ class ArchiveOutput(OutputBackend):
         """Fold records, and write what has changed.
 
         Raises:
-            OutputUnavailable: the disk is full, or the file is locked or damaged.
+            OutputUnavailable: the disk is full, the file is locked or damaged, or records before these are due again.
         """
         if self._archiver is None:
+            before = self._state.position
             self.recover()
+            # Batches that waited for an earlier one of their host are in records before these.
+            if self._state.position != before:
+                raise OutputUnavailable(f"{self.path} is continued from its last transaction")
         archiver, store = self._archiver, self._store
         assert archiver is not None and store is not None
         try:

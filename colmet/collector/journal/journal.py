@@ -275,9 +275,13 @@ class Journal:
                 self._described.clear()
                 self._failed(store, err)
                 return pending[at:]
-            except Exception:  # a defect must not end the thread
+            except Exception as err:  # a defect must not end the thread
                 self._described.clear()
-                log.exception("journal: defect, records=%d are retried", len(pending) - at)
+                self.failures += 1
+                self.all_failures += 1
+                self.why = f"defect: {err!r}"
+                if powers_of_ten(self.failures):
+                    log.exception("journal: defect, records=%d are retried", len(pending) - at)
                 return pending[at:]
             if self.failures:
                 log.warning("journal: can be written to again: path=%s waiting=%d", self.directory, len(pending) - at)

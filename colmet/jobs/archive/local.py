@@ -275,6 +275,12 @@ def has_database(options: argparse.Namespace) -> bool:
     return bool(getattr(options, "elastic_host", None))
 
 
+def is_in_database(options: argparse.Namespace) -> bool:
+    """Return whether commands read the archive of a collector with these options in its database."""
+    is_only_there = has_database(options) and options.archive is None and not path_of(options)
+    return is_only_there or is_shared(options)
+
+
 def is_shared(options: argparse.Namespace) -> bool:
     """Return whether the collector's archive is in its database, too."""
     return has_database(options) and bool(path_of(options)) and not getattr(options, "no_shared_archive", False)

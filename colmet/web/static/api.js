@@ -2,7 +2,7 @@
 
 import { sentence } from "./units.js";
 
-const LONGEST_MS = 25000; // timeout of an answer
+const LONGEST_MS = 35000; // timeout of an answer; the server gives the reason after 30 s
 export const REPORT_MS = 60000; // of one that is made of stored rows; the server has 50 s
 // without a name and password in the address: fetch refuses them
 const BASE = new URL(".", location.origin + location.pathname);

@@ -119,13 +119,13 @@ export class JobReport {
       if (isFirst) this.came();
     } catch (error) {
       if (signal.aborted) return;
-      this.#failed(error);
+      this.#failed(error, SLOW_AGAIN_S);
       if (!(error instanceof Failure)) reportError(error); // a defect; nobody awaits this function
     }
   }
 
-  #failed(error) {
-    this.due = now() + Math.max(error.after ?? 0, AGAIN_S);
+  #failed(error, again = AGAIN_S) {
+    this.due = now() + Math.max(error.after ?? 0, again);
     this.#say(`No report: ${error.message}`);
   }
 
