@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -66,64 +61,6 @@ def test_what_short_tasks_use_is_attributed_and_the_rest_is_reported(root, tmp_p
         tasks = [row for row in one.rows if row["metric_backend"] == "taskstats_default"]
         assert len(tasks) >= 2, "a tick, and the end"
         assert_never_down(tasks, SCHEMA)
-
-
-class Ends:
-    """The ends of all tasks of the machine, as the process events connector reports them."""
-
-    EXIT = 0x80000000
-    WHAT = 16 + 20  # nlmsghdr and cn_msg come before the event: kind, CPU, time in ns since boot
-
-    def __init__(self):
-        self.times_ns = []
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 11)
-        self._socket.bind((0, 1))
-        self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
-        self._socket.send(struct.pack("=IHHII IIIIHH I", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1))
-        self._stop, self._stopper = os.pipe()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        while self._stop not in select.select([self._socket, self._stop], [], [])[0]:
-            event = self._socket.recv(4096)  # ENOBUFS ends the thread, and the test
-            kind, _, when = struct.unpack_from("=IIQ", event, self.WHAT)
-            if kind == self.EXIT:
-                self.times_ns.append(when)
-
-    def count(self, since_s, until_s):
-        """Tasks that ended between two moments of the monotonic clock."""
-        assert self._thread.is_alive()
-        return sum(since_s * 1e9 <= when < until_s * 1e9 for when in list(self.times_ns))
-
-    def close(self):
-        os.write(self._stopper, b"x")
-        self._thread.join()
-        self._socket.close()
-        os.close(self._stop)
-        os.close(self._stopper)
-
-
-@pytest.fixture
-def ends(root):
-    made = Ends()
-    yield made
-    made.close()
-
-
-def end_tasks_on_each_cpu():
-    """The gap in a CPU's numbers shows with its next record. When it began, by the monotonic clock."""
-    began = time.monotonic()
-    allowed = os.sched_getaffinity(0)
-    try:
-        for _ in range(3):
-            time.sleep(0.1)  # there is room for one
-            for cpu in sorted(allowed):
-                os.sched_setaffinity(0, {cpu})
-                subprocess.run(["true"], check=True)
-    finally:
-        os.sched_setaffinity(0, allowed)
-    return began
 
 
 # It waits until it has been looked at: what a task has used when it is first seen may have been used elsewhere.
