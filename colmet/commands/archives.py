@@ -298,6 +298,7 @@ def parameters_of(where: queries.JobFilter) -> dict[str, object]:
         "state": ",".join(where.states),
         "host": ",".join(where.hosts),
         "array": where.array,
+        "task": where.task,
         "name": where.name,
         "since": where.since,
         "until": where.until,

@@ -113,7 +113,7 @@ def fetch(
     for (table, of_node), names in _places(history, job, chosen, wanted).items():
         if of_node and job != NODE:
             if of_job is None:
-                more = [one for one in _main(history, job, wanted) if (one, False) not in found]
+                more = [one for one in history.tables(job, *wanted[:2]) if (one, False) not in found]
                 rows = [*found.values(), *[history.read(RowQuery(job, one, [], *wanted)) for one in more]]
                 of_job = interval_of(map(HeldRows, rows))
             found[table, of_node] = history.read(RowQuery(NODE, table, names, *both(of_job, wanted)))
@@ -131,6 +131,12 @@ def _places(history: History, job: int, chosen: Sequence[OutputColumn], wanted: 
     if not chosen:  # time and host alone
         by_table = {(table, job == NODE): [] for table in _main(history, job, wanted)}
     return dict(sorted(by_table.items(), key=lambda one: one[0][1]))
+
+
+def _of_job(history: History, job: int, places: Iterable[Place], wanted: Interval) -> Iterable[str]:
+    """Return the tables with time and hosts of a job: all, as one may lack a host, if rows of nodes depend on it."""
+    is_by_job = job != NODE and any(of_node for _, of_node in places)
+    return history.tables(job, wanted.since, wanted.until) if is_by_job else _main(history, job, wanted)
 
 
 def both(one: Interval, other: Interval) -> Interval:
@@ -161,7 +167,7 @@ def plan(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Int
     tables = _places(history, job, chosen, wanted)
     rows = {
         place: history.by_hosts(RowQuery(job, place[0], [], *wanted))
-        for place in [*tables, *[(table, False) for table in _main(history, job, wanted)]]
+        for place in [*tables, *[(table, job == NODE) for table in _of_job(history, job, tables, wanted)]]
         if job == NODE or not place[1]
     }
     of_job = interval_of(rows.values())

@@ -196,11 +196,11 @@ def _job_of(options: argparse.Namespace, archive: JobArchive | None) -> tuple[in
         return int(word), options.start
     if archive is None:
         raise ConfigError(f"{word} is a task of an array, known to the job archive only: give --archive PATH or --url")
-    return _task(archive, word)
+    return _task(archive, word, options.start)
 
 
-def _task(archive: JobArchive, word: str) -> tuple[int, int]:
-    task = several.task_of(archive, word)
+def _task(archive: JobArchive, word: str, start: int | None = None) -> tuple[int, int]:
+    task = several.task_of(archive, word, start)
     if task is None:
         raise ColmetError(f"the archive has no task {word} of an array, or you may not see it")
     return task

@@ -135,6 +135,8 @@ def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
     """Return the summary of a job from those of all its hosts."""
     hosts = sorted(run, key=lambda one: str(one["host"]))
     found = job_figures(hosts)
+    if any(one.get("cpu_s") is None for one in hosts):  # a part would be taken for the whole, see `report_of`
+        found.update(dict.fromkeys(("cpu_s", "cpu_ratio", "wasted_core_s")))
     curves = footprints_of(hosts)
     found[columns.FOOTPRINT.name] = _footprint(hosts, curves)
     found[columns.ADVICE.name] = advice_of(found, hosts, curves)

@@ -6,6 +6,7 @@ compare the job's totals with those of an earlier moment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ TOTALS = (
 )
 COLUMNS = (
     *("job", "start", "last", "end", "is_running", "state", "user", "name", "queue", "hosts", "batch_id"),
-    *("wall_s", "started", "ended", "exit_code", "exit_signal", "reason", "memory_ratio", "oom_kills", "gpus"),
+    *("wall_s", "cpus", "started", "ended", "exit_code", "exit_signal", "reason", "memory_ratio", "oom_kills", "gpus"),
     *TOTALS,
 )
 
@@ -122,6 +123,8 @@ def _idle(case: Case) -> str | None:
     if moved >= COPYING * grown.elapsed_s:
         return None
     held = grown.by_name["core_s"] / grown.elapsed_s
+    if held > 1.05 * (number(case.row.get("cpus")) or math.inf):
+        return None  # the archive counts its cores anew, from its start on: see `derived`
     of = counted(round(held), "cores") if abs(round(held) - held) < 0.05 else f"{held:.1f} cores"
     return (
         f"Almost idle: used {cores(grown.by_name['cpu_s'] / grown.elapsed_s)} of {of} in the last "

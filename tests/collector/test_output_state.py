@@ -51,6 +51,7 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
         b'{"form": 1, "position": 1e999}',
         b"[" * 100_000,
     ],
+    ids=lambda content: str(content[:60]),
 )
 def test_one_that_cannot_be_read_is_set_aside_and_reported(tmp_path, caplog, content):
     path = tmp_path / "x.json"

@@ -13,6 +13,7 @@ import pytest
 
 from colmet.commands import archives
 from colmet.jobs.archive.store import ArchiveStore, Changes
+from colmet.jobs.job_summaries import job_summary
 from tests.support.archive_data import YEAR_START, summaries, write
 from tests.support.archive_database import ArchiveDatabase, client_of, copied
 
@@ -134,6 +135,19 @@ def test_cpu_time_of_jobs_without_known_cpus_is_in_no_share(tmp_path, run):
     assert (group["core_hours"], group["used_core_hours"], group["used_ratio"]) == (2.0, 2.0, 0.5)
 
 
+def test_cores_of_a_job_without_known_cpu_time_are_in_no_share(tmp_path, run):
+    path = str(tmp_path / "a.sqlite")
+    row = {"last": YEAR_START + 3600, "is_running": 0, "user": "ann", "wall_s": 3600.0, "core_s": 7200.0}
+    idle = {**row, "cpu_s": 0.0, "wasted_core_s": 7200.0, "job": 1, "start": YEAR_START}
+    with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+        store.write(Changes((), [idle, {**row, "job": 2, "start": YEAR_START}], {}), None)
+    (group,) = json.loads(run("usage", "--archive", path, "-a", "--since", "2020-01-01", "--json")[1])["groups"]
+    assert (group["core_hours"], group["used_ratio"]) == (4.0, 0.0)
+    hosts = [{**idle, "host": "a", "hosts": 1}, {**row, "host": "b", "job": 1, "start": YEAR_START, "hosts": 1}]
+    whole = job_summary(hosts)
+    assert (whole["core_s"], whole["cpu_s"], whole["wasted_core_s"]) == (14400.0, None, None)
+
+
 def test_filters_and_order_reach_the_archive(path, run):
     words = ("--state", "failed", "--state", "timeout", "--sort", "wasted_core_s", "--reverse", "--json")
     _, out, _ = run("jobs", "--archive", path, "-a", *words)
@@ -178,12 +192,12 @@ def test_without_factors_there_is_neither_co2_nor_cost(path, run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "match"),
     [
-        (("jobs", "--state", "runing"), 1, "did you mean running"),
+        (("jobs", "--state", "runing"), 2, "did you mean running"),
         (("jobs", "--columns", "cpu_raito"), 2, "did you mean cpu_ratio"),
-        (("jobs", "--sort", "nothing"), 1, "not sorted by"),
+        (("jobs", "--sort", "nothing"), 2, "not sorted by"),
         (("jobs", "--json", "--csv"), 2, "choose one"),
-        (("usage", "--by", "usr"), 1, "did you mean user"),
-        (("usage", "--by", "month", "--by", "week"), 1, "one of month"),
+        (("usage", "--by", "usr"), 2, "did you mean user"),
+        (("usage", "--by", "month", "--by", "week"), 2, "one of month"),
         (("usage", "--since", "1d", "--until", "2d"), 2, "later"),
     ],
 )

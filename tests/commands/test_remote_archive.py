@@ -61,6 +61,7 @@ def asked(url, user):
         JobFilter(jobs=[3]),
         JobFilter(jobs=[5, 3, 9999, 12]),
         JobFilter(name="RUN1", rule="cpu-low"),
+        JobFilter(task="17_99"),
     ],
 )
 def test_lists_are_those_of_the_file(url, archive, monkeypatch, where, page):

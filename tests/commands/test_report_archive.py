@@ -188,13 +188,16 @@ def test_an_interval_without_rows_is_not_made_from_the_archive(history, kept, re
 
 
 def test_of_a_number_used_again_the_latest_counts_and_others_are_chosen_by_start(history, kept, report):
-    first = {key: dict(hosts) for key, hosts in history.rows.items() if key[0]}
-    job_rows(history, start=START + 5000, cores=1.0, user=b"bob")
-    for key, hosts in first.items():
-        for host, (times, columns) in hosts.items():
-            later, more = history.rows[key][host]
-            joined = {name: np.concatenate([columns[name], more[name]]) for name in columns}
-            history.rows[key][host] = (np.concatenate([times, later]), joined)
+    def add_run(start, user):
+        first = {key: dict(hosts) for key, hosts in history.rows.items() if key[0]}
+        job_rows(history, start=start, cores=1.0, user=user)
+        for key, hosts in first.items():
+            for host, (times, columns) in hosts.items():
+                later, more = history.rows[key][host]
+                joined = {name: np.concatenate([columns[name], more[name]]) for name in columns}
+                history.rows[key][host] = (np.concatenate([times, later]), joined)
+
+    add_run(START + 5000, b"bob")
     archive = kept(facts={})
     latest = json.loads(report(JOB, "--archive", archive, "--json")[1])
     assert (latest["start"], latest["user"], latest["starts"]) == (START + 5000, "bob", [START + 5000, START])
@@ -207,6 +210,11 @@ def test_of_a_number_used_again_the_latest_counts_and_others_are_chosen_by_start
         assert former["cpu"]["used_s"] == pytest.approx(2 * WALL_S)
     status, _, err = report(JOB, "--archive", archive, "--start", START - 1)
     assert status == 1 and "the archive has no job 42 that had started by" in err
+    add_run(START + 9000, b"carol")
+    for times, columns in [rows for key, hosts in history.rows.items() if key[0] for rows in hosts.values()]:
+        columns["run"] = 1 + np.searchsorted([START + 4000, START + 8000], times)
+    known = json.loads(report(JOB, "--archive", archive, "--json")[1])
+    assert known["cpu"]["used_s"] == pytest.approx(WALL_S), "without the run that the archive lacks"
 
 
 def test_a_later_job_with_a_number_that_the_archive_lacks_is_not_the_archived_one(history, kept, report):

@@ -245,7 +245,7 @@ def test_pages_are_written_and_pictures_are_of_one_job(run, tmp_path):
         (("98", "99"), 1, "98, 99"),
         (("--array", "18"), 1, "no such job"),
         (("17_98", "1"), 1, "no task 17_98"),
-        (("-a", "--state", "lost"), 1, "state 'lost'"),
+        (("-a", "--state", "lost"), 2, "state 'lost'"),
         (("1", "x"), 2, "'x'"),
         (("1", "0"), 2, "job 0"),
         (tuple(map(str, range(1, 1003))), 2, "more than 1000"),

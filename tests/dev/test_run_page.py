@@ -8,7 +8,7 @@ import pytest
 
 from dev import run_page
 from dev.live import Failed
-from dev.run_page import HOST, QUERIES, Block, agrees, blocks_of, plain, run_blocks
+from dev.run_page import HOST, Block, agrees, blocks_of, run_blocks
 from tests.support.page_folder import page_folder
 
 PAGE = """
@@ -84,25 +84,6 @@ def test_words_columns_units_and_the_order_of_lines_may_not(expected, actual):
     assert not agrees(expected, actual)
 
 
-def test_an_output_is_compared_without_what_may_differ():
-    assert plain("  4242  █░░░░ 10 %   768 KiB\n") == ["N BAR N % N KiB"]
-
-
-@pytest.mark.parametrize(
-    ("commands", "is_query"),
-    [
-        ("colmet jobs\n", True),
-        ("colmet report 4242\n", True),
-        ("echo secret | colmet login http://127.0.0.1:8080 --user alice --password-stdin\n", True),
-        ("colmet jobs\ncolmet jobs\n", False),
-        ("colmet-collector --config x &\n", False),
-        ("kill $job\n", False),
-    ],
-)
-def test_only_a_single_question_is_repeated(commands, is_query):
-    assert bool(QUERIES.fullmatch(commands)) == is_query
-
-
 @pytest.fixture
 def folder(root):
     with page_folder() as path:
@@ -139,20 +120,3 @@ def test_a_page_runs_in_one_shell_that_leaves_the_machine_as_it_is(folder):
 def test_a_page_fails(folder, block, why):
     with pytest.raises(Failed, match=why):
         list(run_blocks([block], folder))
-
-
-@pytest.mark.live
-def test_a_question_is_repeated_until_its_output_agrees(folder, monkeypatch):
-    monkeypatch.setattr(run_page, "QUERIES", run_page.re.compile("echo.*\n"))
-    block = Block("echo x >> /asked; [ $(wc -l < /asked) = 1 ] || echo done\n", "done\n")
-    assert [output for _, output in run_blocks([block], folder)] == ["done\n"]
-
-
-@pytest.mark.live
-def test_real_outputs_are_written_into_a_page(folder, tmp_path):
-    page = tmp_path / "page.md"
-    text = "```sh run\n{}\n```\n\n```text\n{}```\n"
-    kept = text.format("echo a; echo 5; echo b", "a\n...\nb\n")
-    page.write_text(text.format("echo 7 jobs", "3 nodes\n") + kept)
-    run_page.write_outputs(page, folder)
-    assert page.read_text() == text.format("echo 7 jobs", "7 jobs\n") + kept

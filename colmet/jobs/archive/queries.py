@@ -45,6 +45,10 @@ class QueryError(ColmetError):
     """A question that cannot be answered as it is; the message suggests a remedy."""
 
 
+class WrongQuestion(QueryError, ConfigError):
+    """A question with a word that no archive knows."""
+
+
 class Deadline:
     """The time by which an archive has to have answered: seconds from now, infinite for none."""
 
@@ -94,14 +98,14 @@ class JobFilter(NamedTuple):
         """Raise QueryError for an unusable condition."""
         for state in self.states:
             if state not in STATES:
-                raise QueryError(f"state {state!r:.100} is none of {', '.join(STATES)}{did_you_mean(state, STATES)}")
+                raise WrongQuestion(f"state {state!r:.100} is none of {', '.join(STATES)}{did_you_mean(state, STATES)}")
         texts = (*self.users, *self.projects, *self.queues, *self.hosts, self.array, self.task, self.name, self.rule)
         if any(len(text) > MAX_TEXT for text in texts):
-            raise QueryError(f"a text to search for has more than {MAX_TEXT} characters")
+            raise WrongQuestion(f"a text to search for has more than {MAX_TEXT} characters")
         if any(len(some) > MAX_VALUES for some in (self.users, self.projects, self.queues, self.hosts, self.jobs)):
             raise QueryError(f"a condition has more than {MAX_VALUES} values")
         if self.since is not None and self.until is not None and self.since > self.until:
-            raise QueryError("the start of the interval is later than its end")
+            raise WrongQuestion("the start of the interval is later than its end")
 
 
 def task_parts(text: str) -> tuple[str, int] | None:
@@ -135,8 +139,11 @@ class UsageGroup(NamedTuple):
     @property
     def cpu_ratio(self) -> float | None:
         """Return the used share of the allocated CPU time, without jobs of which one of both is unknown."""
-        held, wasted = self.sums["core_s"], self.sums["wasted_core_s"]
-        return None if not held or wasted is None else max(0.0, 1 - wasted / held)
+        held, used, wasted = [self.sums[name] for name in ("core_s", "cpu_s", "wasted_core_s")]
+        if not held or wasted is None:
+            return None
+        held = min(held, wasted + (used or 0.0))  # the waste of a job is missing with its CPU time
+        return max(0.0, 1 - wasted / held) if held else None
 
 
 class JobArchive(ABC):
@@ -193,10 +200,10 @@ def check_page(columns: Sequence[str], sort: str, offset: int, limit: int) -> No
     """Raise QueryError for unknown columns, an unknown order, or a page that is too large."""
     for name in columns:
         if name not in ANSWERS:
-            raise QueryError(f"column {name!r:.100} is not known{did_you_mean(name, ANSWERS)}")
+            raise WrongQuestion(f"column {name!r:.100} is not known{did_you_mean(name, ANSWERS)}")
     if sort not in LISTED:
         known = ", ".join(LISTED)
-        raise QueryError(f"jobs are not sorted by {sort!r:.100}{did_you_mean(sort, LISTED)}; there are {known}")
+        raise WrongQuestion(f"jobs are not sorted by {sort!r:.100}{did_you_mean(sort, LISTED)}; there are {known}")
     if not 0 <= limit <= MAX_ROWS or not 0 <= offset < 1 << 62:
         raise QueryError(f"a page has at most {MAX_ROWS} jobs, and begins at 0 or later")
 
@@ -204,14 +211,14 @@ def check_page(columns: Sequence[str], sort: str, offset: int, limit: int) -> No
 def check_groups(by: Sequence[str]) -> None:
     """Raise QueryError for unknown or unsuitable groups."""
     if not by or len(set(by)) < len(by) or len(by) > 3:
-        raise QueryError("usage is by one to three different words")
+        raise WrongQuestion("usage is by one to three different words")
     for word in by:
         if word not in GROUPS:
-            raise QueryError(
+            raise WrongQuestion(
                 f"usage is not by {word!r:.100}; there are {', '.join(GROUPS)}{did_you_mean(word, GROUPS)}"
             )
     if len([word for word in by if word in SPANS]) > 1:
-        raise QueryError(f"usage is by one of {', '.join(SPANS)}")
+        raise WrongQuestion(f"usage is by one of {', '.join(SPANS)}")
 
 
 class Span(NamedTuple):

@@ -185,7 +185,10 @@ def rows_of(history: History, job: int, found: ArchivedJob | None) -> History:
     runs = stored_runs(history, job)
     if found is not None and len(found.starts) > 1:
         first = int(found.summary["start"])
-        following = [one for one in found.starts if one > first]
+        last = found.summary["end"] or first
+        # the archive may not have the latest run yet
+        following = [*found.starts, *[run[0].start for run in jobs_of(runs) if run[0].start > last]]
+        following = [one for one in following if one > first]
         return OneRun(history, job, runs, first, min(following) - 1 if following else None)
     jobs = jobs_of(runs)
     if len(jobs) < 2:

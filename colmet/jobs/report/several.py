@@ -66,11 +66,12 @@ class SeveralJobs(NamedTuple):
     notes: list[str]  # such as jobs that are not in the archive
 
 
-def task_of(archive: JobArchive, text: str) -> tuple[int, int] | None:
-    """Return number and start of a task of an array, named as its batch system does; None for an unknown one."""
+def task_of(archive: JobArchive, text: str, start: int | None = None) -> tuple[int, int] | None:
+    """Return number and start of a task named by its batch system, of its last run up to `start`; None without one."""
     if not is_task(text):
         return None
     rows = archive.jobs(JobFilter(task=text), ("job", "start", "batch_id")).rows
+    rows = [row for row in rows if start is None or row["start"] <= start]
     named = [(row["job"], row["start"]) for row in sorted(rows, key=lambda row: row["batch_id"] != text)]
     return named[0] if named else None
 
