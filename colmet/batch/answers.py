@@ -50,12 +50,7 @@ class FormError(ValueError):
     """Part of an answer, such as a job, is in an unknown form; the text names the faulty field."""
 
 
-def ask(
-    argv: Sequence[str],
-    system: str,
-    deadline_s: float = DEADLINE_S,
-    env: Mapping[str, str] | None = None,
-) -> str:
+def ask(argv: Sequence[str], system: str, deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = None) -> str:
     """Run a command of a batch system and return its output, with messages in English; `env` is added to its own.
 
     AskError where it is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.

@@ -54,11 +54,7 @@ exit status:
         "(admin) see all jobs; repeatable",
     )
     parser.add_argument(
-        "--token",
-        metavar="LABEL",
-        nargs="?",
-        const="",
-        help="add or remove a token with this label, not the password",
+        "--token", metavar="LABEL", nargs="?", const="", help="add or remove a token with this label, not the password"
     )
     parser.add_argument("--until", metavar="YYYY-MM-DD", help="last day (UTC) on which the token is valid")
     parser.add_argument(

@@ -72,9 +72,7 @@ exit status:
         help="ssh command of --push; the node's name and a command are appended (default: '%(default)s')",
     )
     parser.add_argument(
-        "--replace",
-        action="store_true",
-        help="make new keys for these nodes, and refuse the old ones from then on",
+        "--replace", action="store_true", help="make new keys for these nodes, and refuse the old ones from then on"
     )
 
 

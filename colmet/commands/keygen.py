@@ -34,9 +34,7 @@ exit status:
     parser.add_argument("role", choices=("collector", "node"), help="make keys of a collector, or of nodes")
     add_names(parser, "host names of nodes, or one name of a collector")
     parser.add_argument(
-        "--if-missing",
-        action="store_true",
-        help="make only missing files of the collector; existing ones are no error",
+        "--if-missing", action="store_true", help="make only missing files of the collector; existing ones are no error"
     )
 
 

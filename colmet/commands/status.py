@@ -11,15 +11,7 @@ from typing import Any
 from colmet.common.config import cli
 from colmet.common.daemon.checks import Level
 from colmet.common.daemon.control import add_client_options, ask
-from colmet.common.daemon.status_checks import (
-    MAX_AGE_S,
-    MAX_BEHIND_S,
-    StatusOrError,
-    count,
-    duration,
-    judge,
-    plain,
-)
+from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, StatusOrError, count, duration, judge, plain
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.text import columns, counted, size
 

@@ -22,9 +22,7 @@ JOB_SORTS = {
     **{"c": "cpu", "e": "cpu_share", "m": "memory", "l": "memory_share", "i": "io", "w": "wait", "t": "tasks"},
     **{"g": "gpu", "a": "age", "o": "user", "j": "job"},
 }
-NODE_SORTS = {
-    **{"c": "cpu", "m": "memory_share", "i": "io", "l": "load", "j": "jobs", "s": "seen_age", "h": "node"},
-}
+NODE_SORTS = {**{"c": "cpu", "m": "memory_share", "i": "io", "l": "load", "j": "jobs", "s": "seen_age", "h": "node"}}
 DETAIL_SORTS = {**{key: name for key, name in JOB_SORTS.items() if name not in ("user", "job")}, "h": "node"}
 SORTS = {"jobs": JOB_SORTS, "nodes": NODE_SORTS, "job": DETAIL_SORTS}
 FOOTERS = {

@@ -236,9 +236,7 @@ CALLS_WRITE = _job(
 # xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not, and lacks those of
 # processes that ended before they were read
 READ_CALLS = _job(
-    *("read_calls", "read", "Read calls, at least."),
-    "jobprocstats.syscr taskstats.read_syscalls",
-    is_largest=True,
+    *("read_calls", "read", "Read calls, at least."), "jobprocstats.syscr taskstats.read_syscalls", is_largest=True
 )
 WRITE_CALLS = _job(
     *("write_calls", "written", "Write calls, at least."),

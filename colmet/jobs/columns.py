@@ -98,10 +98,7 @@ MEASURED = (
     JobColumn("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
     _grown("user_s", measures.CPU_USER, unit="s"),
     _grown("system_s", measures.CPU_SYSTEM, unit="s"),
-    JobColumn(
-        *("unattributed_s", REAL, "s", measures.CPU_UNATTRIBUTED.help, SUM, LAST),
-        (measures.CPU_UNATTRIBUTED,),
-    ),
+    JobColumn(*("unattributed_s", REAL, "s", measures.CPU_UNATTRIBUTED.help, SUM, LAST), (measures.CPU_UNATTRIBUTED,)),
     _grown("throttled_s", measures.CPU_THROTTLED, unit="s"),
     _grown("wait_cpu_s", measures.WAIT_CPU, unit="s"),
     _grown("wait_io_s", measures.WAIT_IO, unit="s"),

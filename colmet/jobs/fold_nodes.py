@@ -168,7 +168,7 @@ class NodeFolds:
         steps = times - before
         known = (before >= 0) & (rows[:, _SOURCE] == source)
         used, is_possible = step_energy(
-            *(source, steps, rows[:, _ENERGY], energy, rows[:, _ZONES], count, rows[:, _STEP]),
+            *(source, steps, rows[:, _ENERGY], energy, rows[:, _ZONES], count, rows[:, _STEP])
         )
         known &= is_possible
         busy = rows[:, _BUSY_GROWN] * JIFFY_NS

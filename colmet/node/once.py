@@ -241,11 +241,7 @@ class _Trial:
 
 
 def report(
-    options: argparse.Namespace,
-    classes: Sequence[type[InputBackend]],
-    host: Host,
-    host_name: str,
-    source: JobSource,
+    options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host, host_name: str, source: JobSource
 ) -> tuple[str, int]:
     """Return the text of --once, and the exit status: 0, or 1 if no backend is on.
 

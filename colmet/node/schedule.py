@@ -17,10 +17,7 @@ class Schedule:
     """
 
     def __init__(
-        self,
-        period_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        self, period_s: float, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:
         self.period_s = period_s
         self.overruns = 0

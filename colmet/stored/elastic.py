@@ -23,16 +23,7 @@ from colmet.common import database_client
 from colmet.common.errors import ColmetError
 from colmet.common.schema import MISSING_INT, NAME
 from colmet.common.tables import schemas
-from colmet.stored.series import (
-    NODE,
-    ROW_VALUES,
-    HeldRows,
-    HostRows,
-    RowQuery,
-    RowStore,
-    Series,
-    missing_values,
-)
+from colmet.stored.series import NODE, ROW_VALUES, HeldRows, HostRows, RowQuery, RowStore, Series, missing_values
 
 MAX_INDICES = MAX_HOSTS = 10_000  # with rows of one job
 MIN_PAGE_ROWS = 100

@@ -211,12 +211,7 @@ class Hdf5History(RowStore):
         if count:
             self._warn(f"job_{query.job}/{query.table}: rows without a host or a time skipped: {count}")
 
-    def _each(
-        self,
-        read: partial[T],
-        query: RowQuery,
-        progress: Callable[[float], None] = lambda _: None,
-    ) -> list[T]:
+    def _each(self, read: partial[T], query: RowQuery, progress: Callable[[float], None] = lambda _: None) -> list[T]:
         """Return the results of `read` for each file with possible rows of the query's interval.
 
         Raises:

@@ -134,10 +134,7 @@ MAX_CPU_S = 120
 
 
 def report_of(
-    open_history: Callable[[], History],
-    query: ReportQuery,
-    now: float,
-    open_archive: ArchiveOpener = lambda: None,
+    open_history: Callable[[], History], query: ReportQuery, now: float, open_archive: ArchiveOpener = lambda: None
 ) -> bytes | None:
     """Return a report in its form, from the rows of the job, else from the archive; None if it is in neither.
 

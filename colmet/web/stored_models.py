@@ -115,13 +115,7 @@ ArchivedRow = shape(
     footprint=(Optional[ShortCurves], Field(None, description="on request; null if the job was too short")),
 )
 ONLY = (Text, "the only user whose jobs these are; null for those of all users")
-ArchivedJobs = shape(
-    "ArchivedJobs",
-    "A page of the jobs in the archive.",
-    **PAGE,
-    items=[ArchivedRow],
-    only=ONLY,
-)
+ArchivedJobs = shape("ArchivedJobs", "A page of the jobs in the archive.", **PAGE, items=[ArchivedRow], only=ONLY)
 JobInArchive = shape(
     "JobInArchive",
     "A job in the archive, with its hosts.",

@@ -307,8 +307,7 @@ def test_an_exclusive_job_holds_what_it_was_given():
 
 @pytest.mark.parametrize("word", ["", "-1", "\x1b[31m", "x" * 5000, "n[1-", "9" * 30, "é"])
 @pytest.mark.parametrize(
-    ("printed", "parse"),
-    [(accounts, accounted), (shown_by_squeue, lambda words: queued(words, {"1": Given(999, {})}))],
+    ("printed", "parse"), [(accounts, accounted), (shown_by_squeue, lambda words: queued(words, {"1": Given(999, {})}))]
 )
 def test_no_word_is_worse_than_a_skipped_line(printed, parse, word):
     words = printed()[2]

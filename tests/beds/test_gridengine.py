@@ -566,9 +566,7 @@ def test_colmet_mem_has_a_line_for_each_host(cell, interface):
     hand = ByHand(cell)
     out, said = interface.mem()
     titles, *lines = out.splitlines()
-    assert titles.split("\t") == [
-        *("HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AVAILABLE", "SLOTS"),
-    ]
+    assert titles.split("\t") == [*("HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AVAILABLE", "SLOTS")]
     assert lines[-1] == "Used (#)\tReserved (=)\tAvailable (.)"
     # no process of that job is on its second host
     assert said == "colmet mem: 1 job: its memory use on some host is not known; sums leave it out\n"

@@ -580,13 +580,7 @@ def test_values_are_shown_as_people_read_them(chromium, site):
 
 
 @pytest.mark.usefixtures("root")
-def test_it_shows_what_a_real_collector_receives_of_a_real_job(
-    chromium,
-    start_collector,
-    start,
-    uri,
-    tmp_path,
-):
+def test_it_shows_what_a_real_collector_receives_of_a_real_job(chromium, start_collector, start, uri, tmp_path):
     port = free_port()
     start_collector("--hdf5-filepath", str(tmp_path / "jobs"), "--http-listen", str(port), "--http-open")
     with contextlib.closing(JobRoot(f"colmet-page-{port}", ("memory", "pids"))) as root:

@@ -437,11 +437,7 @@ def test_a_template_of_the_site_under_the_same_name_is_left_as_it_is(tmp_path, e
 
 @pytest.mark.parametrize(
     ("method", "answer"),
-    [
-        ("PUT", error(403, "security_exception")),
-        ("GET", error(403, "security_exception")),
-        ("GET", (405, b"")),
-    ],
+    [("PUT", error(403, "security_exception")), ("GET", error(403, "security_exception")), ("GET", (405, b""))],
 )
 def test_where_templates_cannot_be_made_indices_are_created_with_their_types(tmp_path, elastic, method, answer, caplog):
     elastic.script[method, "/_index_template"] = [answer] * (3 if method == "GET" else 1)

@@ -216,9 +216,7 @@ def test_what_a_killed_one_may_not_have_synced_is_synced_before_it_counts(rig, m
 
 
 @pytest.mark.parametrize(
-    "garbage",
-    [b"\0" * 5000, os.urandom(5000), segments.FORM.magic * 100],
-    ids=["zeros", "random", "magic"],
+    "garbage", [b"\0" * 5000, os.urandom(5000), segments.FORM.magic * 100], ids=["zeros", "random", "magic"]
 )
 def test_garbage_at_the_end_is_cut(rig, garbage):
     journal = rig.open()

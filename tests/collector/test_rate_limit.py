@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.collector.ingest import rate_limit as module
-from colmet.collector.ingest.rate_limit import (
-    NEW_FIELDS_AT_ONCE,
-    NEW_FIELDS_PER_S,
-    WORK_S,
-    Budget,
-    RateLimit,
-)
+from colmet.collector.ingest.rate_limit import NEW_FIELDS_AT_ONCE, NEW_FIELDS_PER_S, WORK_S, Budget, RateLimit
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import v1

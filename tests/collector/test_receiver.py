@@ -113,10 +113,7 @@ def test_skipped_values_of_a_rust_node_are_a_warning_while_it_sends_at_powers_of
     for _ in range(40):
         receiver.take(message, "10.0.0.1")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [text.rpartition(" from=")[2] for text in warnings] == [
-        "rusty skipped_values=1",
-        "rusty skipped_values=10",
-    ]
+    assert [text.rpartition(" from=")[2] for text in warnings] == ["rusty skipped_values=1", "rusty skipped_values=10"]
 
 
 def test_what_a_node_still_holds_is_no_reason_to_warn():

@@ -66,10 +66,7 @@ def test_a_collector_is_asked_for_all_or_for_some(daemon, socket, capsys):
     assert configure(socket, "--host", "a", "--host", "z", "--sample-period", "2") == 1
     assert daemon.asked == [{"sample_period": "2", "hosts": "a,z"}]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
-        "50 changed, 0 were so already, 2 refused, 22 did not answer",
-        "refused by a, b: no perf here",
-    ]
+    assert lines[:2] == ["50 changed, 0 were so already, 2 refused, 22 did not answer", "refused by a, b: no perf here"]
     assert lines[2].endswith("s18, s19 and 2 more; they may do it yet") and lines[3:] == ["not connected: z"]
     assert configure(socket, "--all", "--sample-period", "2", "--json") == 1
     assert daemon.asked[1] == {"sample_period": "2"}

@@ -27,18 +27,7 @@ from colmet.commands.doctor.target import Target, User, arguments, find_sides
 from colmet.common.config import plugins
 from colmet.common.config.keys import write_pair
 from colmet.common.daemon import control
-from colmet.common.daemon.checks import (
-    Check,
-    Level,
-    Result,
-    Unchecked,
-    bounded,
-    fail,
-    good,
-    quiet,
-    run_check,
-    warn,
-)
+from colmet.common.daemon.checks import Check, Level, Result, Unchecked, bounded, fail, good, quiet, run_check, warn
 from colmet.common.daemon.control import Control
 from colmet.common.host import capabilities
 from colmet.common.host.capabilities import bits
@@ -529,8 +518,7 @@ def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, as_user):
     assert finding.level == WARN and "could not be checked: this user may not ask it" in finding.found
     machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
     finding = problem(
-        node.check_backends,
-        machine.target("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats"),
+        node.check_backends, machine.target("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats")
     )
     assert finding.level == WARN, "root may be able to"
 

@@ -153,12 +153,7 @@ FIRES = [
     ("reclaim", time(reclaim_s=72.0), time(reclaim_s=71.0), "1 min 12 s"),
     ("reclaim", time(10.0, reclaim_s=1.0), time(10.0, reclaim_s=0.9), "1 s for the kernel"),
     ("kernel-time", cpu(system_s=740.0), cpu(system_s=690.0), "31 %"),
-    (
-        "short-tasks",
-        ended(36_000),
-        ended(35_999),
-        "36,000 processes and threads, with 1.67 ms of CPU time each",
-    ),
+    ("short-tasks", ended(36_000), ended(35_999), "36,000 processes and threads, with 1.67 ms of CPU time each"),
     ("short-tasks", ended(40_000, 799.0), ended(40_000, 800.0), "20 ms"),
     ("short-tasks", ended(1000, 10.0, 90.0), ended(999, 10.0, 90.0), "with 10 ms of CPU time each"),
     ("short-tasks", ended(1000, 10.0, 30.0), ended(1000, 10.0, 29.0), "a loop in one program"),

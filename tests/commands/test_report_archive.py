@@ -231,8 +231,7 @@ def test_a_job_that_no_node_measured_has_what_the_batch_system_knows(history, re
     facts = {**FACTS, "state": state, "exit_code": 127 if state == "failed" else None}
     store = ArchiveStore(path, writable=True)
     store.database.execute(
-        f"INSERT INTO jobs (job, start, {', '.join(facts)}) VALUES (7, ?{', ?' * len(facts)})",
-        [START, *facts.values()],
+        f"INSERT INTO jobs (job, start, {', '.join(facts)}) VALUES (7, ?{', ?' * len(facts)})", [START, *facts.values()]
     )
     store.close()
     status, out, err = report(7, "--archive", path)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.common.errors import Refused
-from colmet.common.live.summary import (
-    JOB_KEYS,
-    MAX_ROWS,
-    MAX_TEXT,
-    NODE_KEYS,
-    Heard,
-)
+from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, Heard
 from colmet.common.schema import Batch, Field, Schema
 from colmet.common.wire.control import MAX_ANSWER_BYTES, encode
 from tests.support.top_bed import GB, NS, Bed, many, table
@@ -170,7 +164,7 @@ def test_the_memory_that_is_shown_as_a_share_is_that_of_the_node_that_is_nearest
     assert (row["memory"], row["memory_share"]) == (15, 0.9)
     assert row["memory_limit"] is None, "there is none on one of its nodes"
     assert [(one["node"], one["memory_share"]) for one in bed.rows(view="job", job=7, sort="memory_share")] == [
-        *(("n1", 0.9), ("n2", 0.011), ("n3", None)),
+        *(("n1", 0.9), ("n2", 0.011), ("n3", None))
     ]
 
 

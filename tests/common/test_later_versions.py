@@ -132,10 +132,7 @@ def test_the_archive(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "state"),
-    [
-        ((7, "node-1", 10), struct.pack("<HHI", 9, 0, 3) + zlib.compress(b"x")),
-        (WHOLE, b'{"form": 9}\n'),
-    ],
+    [((7, "node-1", 10), struct.pack("<HHI", 9, 0, 3) + zlib.compress(b"x")), (WHOLE, b'{"form": 9}\n')],
 )
 def test_the_state_of_the_archive(tmp_path, key, state):
     with closing(ArchiveStore(str(tmp_path / "a.sqlite"), writable=True)) as store:

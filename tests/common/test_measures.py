@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
-from colmet.common.measures import (
-    BY_CPUS,
-    BY_TASKS,
-    BY_TIME,
-    MEASURES,
-    ORIGINS,
-    TOTAL,
-    bounded,
-    columns_of,
-)
+from colmet.common.measures import BY_CPUS, BY_TASKS, BY_TIME, MEASURES, ORIGINS, TOTAL, bounded, columns_of
 from colmet.common.tables import schemas
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -306,13 +306,7 @@ def test_an_old_client_gets_it_without_chunks(serve):
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [
-        b"\0" * 100 + b"\n\n",
-        b"POST /metrics HTTP/1.1\r\n\r\n",
-        b"x" * 100_000,
-        b"GET / HTTP/2\n\n",
-    ],
+    "request_", [b"\0" * 100 + b"\n\n", b"POST /metrics HTTP/1.1\r\n\r\n", b"x" * 100_000, b"GET / HTTP/2\n\n"]
 )
 def test_what_is_no_get_request_is_refused_and_counted(serve, request_):
     server = serve(lambda: FAMILIES)

@@ -189,10 +189,7 @@ class Other(FilehandlesBackend):
         (BROKEN + "    name = 'taskstats'", "there is a backend named taskstats already"),
         (BROKEN + "    name = 'filehandles'", "there is a backend named filehandles already"),
         (BROKEN + "    name = 'agent'", "Other.name is 'agent'"),
-        (
-            BROKEN + "    schema = FilehandlesBackend.schema",
-            "has the name of a table of filehandles",
-        ),
+        (BROKEN + "    schema = FilehandlesBackend.schema", "has the name of a table of filehandles"),
         (BROKEN + "    schema = Schema('cgroup_default', 'job', FIELDS)", "has the name of a table of cgroup"),
         (BROKEN + "    schema = Schema('agent_default', 'node', FIELDS)", "has the name of a table of Colmet"),
         (BROKEN + "    others = (Schema('other_default', 'job', FIELDS),)", "two of its tables have one name"),

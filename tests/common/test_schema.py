@@ -101,11 +101,7 @@ def test_none_and_a_name_left_out_are_missing_and_zero_is_not() -> None:
     table = Table.from_samples(
         SCHEMA,
         5,
-        [
-            Sample(7, {"reads": 0, "load": 0.0, "share": None, "model": b"x"}),
-            Sample(8, {"load": -1.0}),
-            Sample(9, {}),
-        ],
+        [Sample(7, {"reads": 0, "load": 0.0, "share": None, "model": b"x"}), Sample(8, {"load": -1.0}), Sample(9, {})],
     )
     assert (table.schema, table.time_ns) == (SCHEMA, 5)
     assert list(table.samples()) == [

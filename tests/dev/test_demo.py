@@ -59,11 +59,7 @@ def test_rows_that_come_late_or_soon_are_no_lines(live):
 
 @pytest.mark.parametrize(
     ("cpus", "first", "second"),
-    [
-        (range(64), (4, True), (1, True)),
-        ([3, 7], (2, True), (1, True)),
-        ([5], (1, False), (1, True)),
-    ],
+    [(range(64), (4, True), (1, True)), ([3, 7], (2, True), (1, True)), ([5], (1, False), (1, True))],
     ids=["many", "two", "one"],
 )
 def test_the_first_job_wastes_and_the_second_is_the_cure(cpus, first, second):

@@ -313,12 +313,7 @@ def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monke
             assert command.main_of_afmetrics(argv) == 0 and capfd.readouterr() == ("", "")
     assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
     assert sorted(os.listdir(place)) == ["condor.json", "host.json", "jupyter-debug.json", "ssh.json"]
-    for name, count in (
-        ("condor.json", 6),
-        ("host.json", 3 + disks),
-        ("jupyter-debug.json", 2),
-        ("ssh.json", 2),
-    ):
+    for name, count in (("condor.json", 6), ("host.json", 3 + disks), ("jupyter-debug.json", 2), ("ssh.json", 2)):
         text = (place / name).read_text()
         decoder, at, found = json.JSONDecoder(), 0, []
         while at < len(text):

@@ -18,15 +18,7 @@ from hypothesis import strategies as st
 from colmet.facility import machine
 from colmet.facility.deadlines import Deadlines, SourceFailed
 from colmet.facility.documents import Traffic
-from colmet.facility.machine import (
-    Counted,
-    Disks,
-    DisksSilent,
-    Network,
-    parse_counted,
-    parse_mounts,
-    parse_self_binds,
-)
+from colmet.facility.machine import Counted, Disks, DisksSilent, Network, parse_counted, parse_mounts, parse_self_binds
 from tests.support.machine import fork
 from tests.support.place import require_programs
 

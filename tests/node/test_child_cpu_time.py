@@ -302,8 +302,7 @@ events = st.one_of(
     st.tuples(st.just("wait"), which),
 )
 looks = st.one_of(
-    st.tuples(st.just("look"), st.integers(0, 1), st.lists(events, max_size=5)),
-    st.tuples(st.just("tick")),
+    st.tuples(st.just("look"), st.integers(0, 1), st.lists(events, max_size=5)), st.tuples(st.just("tick"))
 )
 
 

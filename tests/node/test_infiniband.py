@@ -8,11 +8,7 @@ import pytest
 
 from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable
-from colmet.node.backends.infiniband import (
-    PORTS,
-    SCHEMA,
-    InfinibandBackend,
-)
+from colmet.node.backends.infiniband import PORTS, SCHEMA, InfinibandBackend
 
 MLX5 = "/sys/class/infiniband/mlx5_{}/ports/1"
 MLX4 = "/sys/class/infiniband/mlx4_0/ports/{}"

@@ -13,13 +13,7 @@ from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends import ipmipower
-from colmet.node.backends.ipmipower import (
-    SCHEMA,
-    IpmipowerBackend,
-    NoPower,
-    parse,
-    secrets,
-)
+from colmet.node.backends.ipmipower import SCHEMA, IpmipowerBackend, NoPower, parse, secrets
 
 DATA = Path(__file__).parents[1] / "data/ipmi"
 DELL_5S = ["ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower"]

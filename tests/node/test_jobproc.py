@@ -365,10 +365,7 @@ def test_the_cgroup_backend_says_what_a_job_s_cgroups_count(fake):
     backend.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [([], False), (["--enable-jobproc"], True)],
-)
+@pytest.mark.parametrize(("given", "expected"), [([], False), (["--enable-jobproc"], True)])
 def test_it_stands_in_unless_it_is_asked_for(fake, given, expected):
     parser = cli.Parser()
     JobprocBackend.add_options(parser)

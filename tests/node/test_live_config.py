@@ -48,10 +48,7 @@ def test_the_message_of_the_rust_client_is_taken(caplog):
     node = Node("cache_ll", "emulation_faults")
     assert change(node.settings, parse(decode_request(RUST))) == {
         "ok": True,
-        "changed": {
-            "sample_period": [5.0, 1.5],
-            "metrics": ["instructions", "cache_ll,emulation_faults:2:4242"],
-        },
+        "changed": {"sample_period": [5.0, 1.5], "metrics": ["instructions", "cache_ll,emulation_faults:2:4242"]},
         "unchanged": [],
         "refused": {},
         "lasts": "until the next start, or SIGHUP",

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable
-from colmet.node.backends.lustre import (
-    MOUNTS,
-    SCHEMA,
-    LustreBackend,
-)
+from colmet.node.backends.lustre import MOUNTS, SCHEMA, LustreBackend
 from colmet.node.kernel.textfiles import Sums
 
 PROC = "/proc/fs/lustre/llite"

@@ -50,7 +50,7 @@ def test_a_server_with_zones_fills_columns_with_them_and_rows_with_all(fake):
     columns, rows = sample(backend)
     assert columns == {1: 48, 2: 51}
     assert list(rows)[:4] == [
-        *("x86_pkg_temp_0", "x86_pkg_temp_1", "coretemp.0/Package id 0", "coretemp.1/Package id 1"),
+        *("x86_pkg_temp_0", "x86_pkg_temp_1", "coretemp.0/Package id 0", "coretemp.1/Package id 1")
     ]
     assert len(rows) == 2 + 2 * 5 + 2
     assert rows["coretemp.1/Core 3"] == {

@@ -441,10 +441,7 @@ def test_without_options_it_is_what_the_collector_writes(prefix, tmp_path):
 
 @pytest.mark.parametrize(
     ("argv", "text"),
-    [
-        (["--config", "/nowhere/collector.toml"], "give --hdf5 PATH"),
-        (["--hdf5", "/nowhere/x"], "no such file"),
-    ],
+    [(["--config", "/nowhere/collector.toml"], "give --hdf5 PATH"), (["--hdf5", "/nowhere/x"], "no such file")],
 )
 def test_a_store_that_cannot_be_had_is_one_error(argv, text):
     with pytest.raises(ConfigError, match=text):

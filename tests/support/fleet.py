@@ -215,9 +215,7 @@ class Collector:
         with open(self.log, "ab") as file:
             self._start_of_log = file.tell()
             self._process = subprocess.Popen(
-                [sys.executable, PROGRAM, place, str(SEGMENT_BYTES), *self._arguments],
-                stdout=file,
-                stderr=file,
+                [sys.executable, PROGRAM, place, str(SEGMENT_BYTES), *self._arguments], stdout=file, stderr=file
             )
         self._fleet.reconnect()
 

@@ -196,12 +196,7 @@ def parts(uri, keys, until):
     """A member's messages of very many parts."""
     pair, server = read_pair(f"{keys}/{EVIL}.secret", ""), read_public(f"{keys}/collector.key", "")
     return clients(
-        uri,
-        until,
-        Client(pair, server).secure,
-        lambda one: one.send_multipart(10_000 * [b"part"]),
-        stay_s=0.5,
-        most=2,
+        uri, until, Client(pair, server).secure, lambda one: one.send_multipart(10_000 * [b"part"]), stay_s=0.5, most=2
     )
 
 

@@ -67,10 +67,7 @@ def write(path, *jobs, host="node1"):
 def settings(path, **values):
     """Write a configuration; names have underscores for dashes."""
     rules = ["idle", "gpu-idle", "memory-high", "metadata", "failed-early"]
-    known = {
-        **{"user_rules": rules, "administrator_rules": rules, "administrators": [OPS]},
-        **values,
-    }
+    known = {**{"user_rules": rules, "administrator_rules": rules, "administrators": [OPS]}, **values}
     lines = [f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in known.items() if value is not None]
     path.write_text("\n".join(lines) + "\n")
     return str(path)

@@ -17,21 +17,12 @@ ROOMS = {
     "colmet-node": (("colmet.common", "colmet.node"), ("Depends",)),
     "colmet-collector": (
         (
-            *(
-                "colmet.common",
-                "colmet.collector",
-                "colmet.jobs",
-                "colmet.stored",
-                "colmet.web",
-            ),
+            *("colmet.common", "colmet.collector", "colmet.jobs", "colmet.stored", "colmet.web"),
             *("colmet.batch", "colmet.gridengine", "colmet.notices"),
         ),
         ("Depends", "Recommends"),
     ),
-    "colmet-facility": (
-        ("colmet.common", "colmet.batch", "colmet.facility", "colmet.node.delivery"),
-        ("Depends",),
-    ),
+    "colmet-facility": (("colmet.common", "colmet.batch", "colmet.facility", "colmet.node.delivery"), ("Depends",)),
 }
 PICTURES = ("colmet.jobs.report.charts", "colmet.jobs.report.page")  # require matplotlib, which is only suggested
 # Commands of colmet that serve a package's machine; those of colmet-common alone serve both.

@@ -75,8 +75,7 @@ def stored_in(history, monotonic=None, archive=lambda: None):
     """What reads a made-up history; its reports are made in this process."""
     options = {} if monotonic is None else {"monotonic": monotonic}
     return Stored(
-        lambda query: report_of(lambda: history, query, NOW, archive),
-        StoreReader(lambda: history, **options),
+        lambda query: report_of(lambda: history, query, NOW, archive), StoreReader(lambda: history, **options)
     )
 
 

@@ -30,7 +30,7 @@ def server(users, tmp_path_factory):
 @pytest.mark.parametrize("login", ["alice:a", "root:r"])
 def test_no_request_gets_an_answer_that_the_description_does_not_tell(server, tmp_path, login):
     command = [
-        *(schemathesis(), "run", f"http://127.0.0.1:{server.port}/openapi.json", "--auth", login, "--checks", "all"),
+        *(schemathesis(), "run", f"http://127.0.0.1:{server.port}/openapi.json", "--auth", login, "--checks", "all")
     ]
     command += ["--phases", "examples,fuzzing", "--max-examples", str(EXAMPLES), "--continue-on-failure", "--no-color"]
     command += ["--generation-database", "none", "--no-shrink", "--seed", "1"]

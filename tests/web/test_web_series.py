@@ -45,8 +45,7 @@ def shown(pair):
 
 
 @pytest.mark.parametrize(
-    ("fold", "values"),
-    [("mean", [2, 4.5, None]), ("min", [1, 4, None]), ("max", [3, 5, None]), ("last", [3, 5, None])],
+    ("fold", "values"), [("mean", [2, 4.5, None]), ("min", [1, 4, None]), ("max", [3, 5, None]), ("last", [3, 5, None])]
 )
 def test_values_of_an_interval_become_one(fold, values):
     one = part([0, 3, 6, 10, 15, 21], [1, 2, 3, 4, 5, np.nan])

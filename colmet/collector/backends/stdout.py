@@ -100,7 +100,7 @@ _ORDERS: Mapping[str, Sequence[str]] = {
         *("blkio_delay_total", "cpu_delay_total", "cpu_run_real_total", "cpu_run_virtual_total"),
         *("freepages_delay_total", "swapin_delay_total", "ac_utime", "ac_utimescaled", "nvcsw"),
         *("write_bytes", "write_syscalls"),
-    ),
+    )
 }
 # The states of CPUs stand together, at the place of the first of them by name.
 _STATES = [

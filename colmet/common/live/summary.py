@@ -57,7 +57,7 @@ NODE_MEASURES: Mapping[str, Measure] = {
     **{"read": measures.NODE_READ, "write": measures.NODE_WRITE},
 }
 DEVICE_MEASURES: Mapping[str, Measure] = {
-    **{"received": measures.NETWORK_RECEIVED, "sent": measures.NETWORK_SENT, "power": measures.NODE_POWER},
+    **{"received": measures.NETWORK_RECEIVED, "sent": measures.NETWORK_SENT, "power": measures.NODE_POWER}
 }
 _USER = (CGROUP_TABLE, "user")
 WAITS = ("wait_cpu", "wait_io", "wait_swap", "wait_reclaim")
@@ -542,8 +542,4 @@ def _ages(seen_s: float | None, heard: Heard | None, now_ns: int) -> dict[str, f
     if heard is not None:
         seen_s, lag_s = max(0, now_ns - heard.seen_ns) / 1e9, heard.lag_ns / 1e9
     assert seen_s is not None
-    return {
-        "seen_age": round(seen_s, 3),
-        "lag": None if lag_s is None else round(lag_s, 3),
-        "silent": seen_s > LEAST_S,
-    }
+    return {"seen_age": round(seen_s, 3), "lag": None if lag_s is None else round(lag_s, 3), "silent": seen_s > LEAST_S}

@@ -74,13 +74,7 @@ class Answer(NamedTuple):
 
 
 Message = Union[Hello, Ack, Describe, Request, Answer]
-KINDS: dict[str, type[Any]] = {
-    "hello": Hello,
-    "ack": Ack,
-    "describe": Describe,
-    "request": Request,
-    "answer": Answer,
-}
+KINDS: dict[str, type[Any]] = {"hello": Hello, "ack": Ack, "describe": Describe, "request": Request, "answer": Answer}
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 

@@ -239,11 +239,7 @@ class ArchiveStore:
         return [row["job"] for row in rows]
 
     def join(
-        self,
-        system: str,
-        records: Sequence[JobRecord],
-        asked_until: float | None = None,
-        unknown: Collection[int] = (),
+        self, system: str, records: Sequence[JobRecord], asked_until: float | None = None, unknown: Collection[int] = ()
     ) -> Joined:
         """Join records of a batch system to their summaries, all or nothing.
 

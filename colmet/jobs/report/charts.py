@@ -320,11 +320,7 @@ def inline_svg(figure: Figure, name: str, title: str, text: str) -> str:
         node.attrib = dict(_attributes(node.attrib, name, wanted))
         node.tail = None
         node.text = node.text if node.tag == "text" else None
-    root.attrib = {
-        "viewBox": root.attrib["viewBox"],
-        "role": "img",
-        "aria-labelledby": f"{name}-title {name}-text",
-    }
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-labelledby": f"{name}-title {name}-text"}
     for number, (tag, said) in enumerate((("title", title), ("desc", text))):
         node = ElementTree.Element(tag, {"id": f"{name}-{'text' if number else 'title'}"})
         node.text = shown(said, 1000)

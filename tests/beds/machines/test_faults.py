@@ -100,9 +100,7 @@ def between(machine, before, after):
 def netem(node, words):
     """Delay or lose packets of the node, by the words of netem."""
     return between(
-        node,
-        f"modprobe sch_netem; tc qdisc replace dev eth1 root netem {words}",
-        "tc qdisc del dev eth1 root",
+        node, f"modprobe sch_netem; tc qdisc replace dev eth1 root netem {words}", "tc qdisc del dev eth1 root"
     )
 
 

@@ -19,15 +19,7 @@ import numpy as np
 
 from colmet.collector.backends.hdf5.check import has_tail
 from colmet.collector.backends.hdf5.checkpoint import KeptTails, Tails, TailWriter, Undo, remove_tails
-from colmet.collector.backends.hdf5.h5table import (
-    REBUILT,
-    REPLACED,
-    Damaged,
-    growth,
-    reading,
-    table_names,
-    temporary,
-)
+from colmet.collector.backends.hdf5.h5table import REBUILT, REPLACED, Damaged, growth, reading, table_names, temporary
 from colmet.collector.backends.hdf5.job_tables import JobTables, Piece
 from colmet.collector.backends.hdf5.libhdf5 import LibraryFile
 from colmet.collector.backends.hdf5.library import (

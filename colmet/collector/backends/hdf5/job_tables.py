@@ -69,12 +69,7 @@ class JobTables:
     """
 
     def __init__(
-        self,
-        path: str,
-        library: LibraryFile,
-        filters: Any,
-        reserve: Callable[[int], None],
-        sync: Callable[[], None],
+        self, path: str, library: LibraryFile, filters: Any, reserve: Callable[[int], None], sync: Callable[[], None]
     ) -> None:
         self._path, self._library, self._reserve, self._sync = path, library, reserve, sync
         self._templates = Templates(filters)

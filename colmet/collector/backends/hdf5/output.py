@@ -13,14 +13,7 @@ from typing import Any
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint, last_file
 from colmet.collector.backends.hdf5.current_file import CurrentFile
-from colmet.collector.backends.hdf5.files import (
-    Expiry,
-    FileNames,
-    Rotation,
-    add_options,
-    check_options,
-    received_s,
-)
+from colmet.collector.backends.hdf5.files import Expiry, FileNames, Rotation, add_options, check_options, received_s
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.library import cause, tables
 from colmet.collector.journal.output_state import OutputState
