@@ -460,3 +460,30 @@ def test_live_a_child_that_is_waited_for_late_is_counted_once(backend, cgroups, 
     assert written() == before + 1
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_a_process_that_moved_to_another_job_counts_there_alone(fake, first, second):
+    tree = Tree(fake)
+    jobs = {1: tree.job, 2: Job(fake.host, 2, "eve", ["/other"])}
+    folders = {1: "/job", 2: "/other"}
+
+    def listed(number, *pids):
+        for name in ("cgroup.procs", "tasks"):
+            fake.write(f"{folders[number]}/{name}", "".join(f"{pid}\n" for pid in pids))
+        jobs[number].forget_tasks()
+
+    def rows():
+        return {one.job_id: one.values for one in tree.backend.sample([jobs[1], jobs[2]])}
+
+    listed(1), listed(2)
+    rows()
+    tree.process(7, io=100)
+    listed(first, 7), listed(second)
+    before = rows()[first]["rchar"]
+    listed(first), listed(second, 7)
+    rows()
+    tree.process(7, io=500)
+    found = rows()
+    assert found[first]["rchar"] == before and found[first]["VmRSS"] == 0
+    assert found[second]["rchar"] == 400

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
 import time
 
@@ -129,7 +130,7 @@ def test_the_unit_of_the_command_line_comes_first_as_job_0(fake, source_of):
     jobs = source_of(unit=unit).scan().jobs
     assert [job.id for job in jobs] == [0, 1]
     assert jobs[0].tids() == [1, 2, 7, 8, 21]
-    assert jobs[0].pids() == [1, 7, 20, 99]
+    assert jobs[0].pids() == [1, 7, 20], "99 is no process"
 
 
 @pytest.mark.live
@@ -152,3 +153,15 @@ def test_live_a_real_cgroup_is_found_with_its_threads_at_once_and_never_from_a_s
     assert found.pids() == [process.pid]
     sleeper = job.start("sleep", "60")
     assert sleeper.pid in source.scan().jobs[0].tids()
+
+
+def test_a_named_number_that_another_program_has_later_is_not_measured(fake):
+    fake.write("/proc/7/stat", "")
+    unit = Job(fake.host, 0, pids=[7])
+    assert unit.pids() == [7]
+    shutil.rmtree(fake.path / "proc/7")
+    unit.forget_tasks()
+    assert unit.pids() == []
+    fake.write("/proc/7/stat", "")
+    unit.forget_tasks()
+    assert unit.pids() == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 
 import pytest
@@ -106,6 +107,19 @@ def test_the_mount_of_a_path_is_the_innermost_one(fake):
     mounts.close()
     mounts.close()
     assert fake.host.kept == 0
+
+
+def test_a_read_that_fails_leaves_the_mounts_as_they_were_and_is_counted(fake, monkeypatch):
+    fake.write("/proc/self/mounts", "c /g cgroup2 rw 0 0\n")
+    mounts = Mounts(fake.host)
+    mounts.refresh(anyway=True)
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(type(mounts._file), "read", fail)
+    assert not mounts.refresh(anyway=True) and (mounts.unified, mounts.failures) == ("/g", 1)
+    mounts.close()
 
 
 @pytest.mark.live

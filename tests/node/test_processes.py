@@ -1,5 +1,6 @@
 """Reads that may not return: FIFOs that nobody writes to stand for processes that do not answer."""
 
+import ctypes
 import os
 import statistics
 import threading
@@ -10,7 +11,7 @@ import pytest
 from colmet.common.host import processes
 from colmet.common.host.host import Host
 from colmet.common.host.processes import NO_ANSWER, Processes, Question
-from tests.support.waiting import Clock
+from tests.support.waiting import Clock, wait_for
 
 
 class Tree:
@@ -221,3 +222,25 @@ def test_no_thread_is_left(tree, ask):
     tree.host.processes.close()
     assert set(threading.enumerate()) <= before
     assert ask(tree.question(1)) == [b"io of 1"], "and it can be used again"
+
+
+def test_a_lock_of_a_library_that_a_blocked_reader_holds_is_waited_for_a_moment_only():
+    """As of a library that asks a directory server for a user's name: one question after the other."""
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_init(mutex, None)
+    readable, writable = os.pipe()
+
+    def look_up():
+        library.pthread_mutex_lock(mutex)
+        os.read(readable, 1)
+        library.pthread_mutex_unlock(mutex)
+
+    asked = Processes()
+    for number in (1, 2):
+        began = time.monotonic()
+        assert asked.ask([Question(number, f"user{number}", look_up)]) == [NO_ANSWER]
+        assert time.monotonic() - began < 5, "it would last until the server answers"
+    os.write(writable, b"xx")
+    wait_for(lambda: asked.ask([]) == [] and not asked.waiting)
+    os.close(readable)
+    os.close(writable)

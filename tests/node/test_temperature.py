@@ -132,6 +132,19 @@ def test_a_number_that_another_chip_got_is_not_read_for_the_one_that_had_it(fake
     assert rows["coretemp.0/temp1"]["temperature"] == 11.0 and rows["coretemp.0/temp1"]["critical"] is None
 
 
+def test_chips_that_changed_their_numbers_between_two_samples_keep_their_columns(fake):
+    """Their drivers were loaded again, in another order."""
+    backend = opened(fake.tree("amd-epyc"))
+    first, rows = sample(backend)
+    links = {link: os.readlink(link) for link in (fake.path / "sys/class/hwmon").iterdir()}
+    links = {link: place for link, place in links.items() if "18.3" in place or "19.3" in place}
+    (one, first_place), (other, second_place) = links.items()
+    for link, place in ((one, second_place), (other, first_place)):
+        link.unlink()
+        link.symlink_to(place)
+    assert sample(backend) == (first, rows)
+
+
 def test_the_names_of_the_counters(fake):
     backend = TemperatureBackend(fake.tree("intel-two-socket").host)
     assert list(backend.counter_names()) == []

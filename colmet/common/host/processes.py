@@ -26,6 +26,7 @@ LOOK_S = 0.004  # between two checks of a reader
 BUDGET_S = 0.032  # of waiting for blocked readers, at once
 REFILL = 0.032  # of the budget, in seconds a second
 START_S = 0.2  # for a reader to begin
+LOCK_S = 0.2  # of waiting for a lock: Python's is free within that, one of a library may be held by a blocked reader
 MAX_WAITING = 32  # blocked readers
 MAX_OF_PARTY = 4  # blocked readers of one party's processes
 SUSPECT_S = 600.0  # a party with a blocking process comes last for this time
@@ -111,8 +112,8 @@ class _ReaderThread:
         """End the thread; once, while it is idle."""
         self._wake.release()
 
-    def runs(self) -> bool:
-        """Return whether it runs, or needs only a CPU or Python's lock: no process blocks it."""
+    def runs(self, may_lock: bool = True) -> bool:
+        """Return whether it runs, or needs only a CPU or, with `may_lock`, a lock: no process blocks it."""
         if self._fd < 0:
             return time.monotonic() < self._start_by
         stat = os.pread(self._fd, 512, 0)
@@ -121,7 +122,7 @@ class _ReaderThread:
             return True
         call = os.pread(self._call_fd, 512, 0).split(None, 1)[:1] if self._call_fd >= 0 else []
         # -1: in no system call, but waits for a page of its own memory: no other process can delay that
-        if call in ([b"running"], [b"-1"], [_FUTEX]):
+        if call in ([b"running"], [b"-1"]) or (may_lock and call == [_FUTEX]):
             return True
         self.blocked_in = b" ".join([state, *call]).decode("ascii", "replace")
         return False
@@ -241,8 +242,12 @@ class Processes:
         """Wait for a reader; return False if it is blocked, or its party has used up the time to wait."""
         if work.ended.acquire(timeout=LOOK_S):
             return True
+        at, since = work.place, time.monotonic()
         while True:
-            if reader.runs():
+            if work.place != at:
+                at, since = work.place, time.monotonic()
+            may_lock = time.monotonic() - since < LOCK_S
+            if reader.runs(may_lock):
                 if work.ended.acquire(timeout=LOOK_S):
                     return True
                 continue
@@ -255,7 +260,7 @@ class Processes:
                 return False
             party = work.questions[work.order[place]].party
             self._suspect(party)
-            if (work.place == place and not reader.runs()) or not self._may_wait(party):
+            if (work.place == place and not reader.runs(may_lock)) or not self._may_wait(party):
                 return False
 
     def _admitted(self, questions: Sequence[Question], order: Sequence[int]) -> list[int]:

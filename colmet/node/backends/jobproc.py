@@ -382,9 +382,10 @@ class JobprocBackend(InputBackend):
         own: the parent gets it when it waits. So former members of a job are read as well.
         """
         members, questions = {}, {}
+        everywhere = {pid for job in jobs for pid in job.pids()}
         for job in jobs:
             listed = job.pids()
-            gone = sorted({pid for pid in self._members.get(job.id, ()) if pid in former}.difference(listed))
+            gone = sorted({pid for pid in self._members.get(job.id, ()) if pid in former} - everywhere)
             members[job.id] = listed + gone
             for pid in gone:
                 questions[pid] = Question(pid, job.party, partial(self._measure_zombie, former[pid]))

@@ -74,6 +74,7 @@ class TemperatureBackend(InputBackend):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._listing: list[list[str]] = []
+        self._devices: list[str] = []  # of it, without links: a number may be another device's
         self._known: dict[str, _Sensor] = {}  # present, or with a column, in the order of the columns
         self._columns: list[_Sensor] = []
         self._failures = 0
@@ -90,7 +91,8 @@ class TemperatureBackend(InputBackend):
         return cls(host) if options.enable_temperature else None
 
     def open(self) -> None:
-        self._listing = self._list()
+        self._devices = self._resolved(listing := self._list())
+        self._listing = listing
         found = {sensor.name: sensor for sensor in (*self._zones(), *self._chips())}
         if not found:
             raise BackendUnavailable(
@@ -113,6 +115,10 @@ class TemperatureBackend(InputBackend):
 
     def _list(self) -> list[list[str]]:
         return [self._host.sorted_names(path) for path in (THERMAL, HWMON)]
+
+    def _resolved(self, listing: list[list[str]]) -> list[str]:
+        places = zip((THERMAL, HWMON), listing)
+        return [self._host.resolve(f"{path}/{name}") for path, names in places for name in names]
 
     def _zones(self) -> Iterator[_Sensor]:
         """Yield the thermal zones, by their numbers."""
@@ -167,7 +173,7 @@ class TemperatureBackend(InputBackend):
         return milli / 1000 if milli > 0 else None
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        if self._list() != self._listing:
+        if (listing := self._list()) != self._listing or self._resolved(listing) != self._devices:
             self.open()
         milli = {sensor: self._read(sensor) for sensor in self._known.values()}
         degrees = [milli[sensor] for sensor in self._columns]

@@ -69,7 +69,7 @@ class Job:
         self._pids: list[int] | None = None
         self._kept: dict[str, Kept] = {}
         self._unified: dict[str, bool] = {}
-        self._identity = ""
+        self._identity = f"{self.tops} {self._named_pids} {self._named_tids}" if job_id == NODE_JOB else ""
         self.run: int | None = None
         self.listed_ns = 0
         self._misses: dict[str, int] = {}
@@ -213,6 +213,12 @@ class Job:
     def forget_tasks(self) -> None:
         """Read the tasks again at the next call of `tids` or `pids`."""
         self._tids = self._pids = None
+        # a number whose task has ended is another program's some day
+        gone = {n for n in self._named_pids + self._named_tids if not self._host.is_directory(f"/proc/{n}")}
+        if gone:
+            self._named_pids = tuple([n for n in self._named_pids if n not in gone])
+            self._named_tids = tuple([n for n in self._named_tids if n not in gone])
+            self._last_lists = [b"?"]  # equal to no reading
 
     def tids(self) -> list[int]:
         """Return the threads, ascending; the same list while they are the same.

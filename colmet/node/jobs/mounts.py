@@ -7,7 +7,7 @@ import re
 import select
 from typing import NamedTuple
 
-from colmet.common.host.host import Host
+from colmet.common.host.host import Host, is_gone
 
 _PATH = "/proc/self/mounts"
 _CONTROLLERS = frozenset(
@@ -61,6 +61,7 @@ class Mounts:
         self._file = host.keep(_PATH)
         self._poll = select.poll()
         self._registered = -1
+        self.failures = 0  # reads of the file that failed
         self.mounts: list[CgroupMount] = []
         self.v1: dict[str, str] = {}
         self.unified: str | None = None
@@ -75,7 +76,10 @@ class Mounts:
             return False
         try:
             mounts = parse_mounts(self._file.read(has_long_records=True))
-        except OSError:
+        except OSError as err:
+            if not is_gone(err):
+                self.failures += 1
+                return False  # a failure to read does not end the jobs
             mounts = []  # no /proc: named roots need none
         if self._registered != self._file.fileno():
             self._registered = self._file.fileno()

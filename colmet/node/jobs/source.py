@@ -217,7 +217,7 @@ class JobSource:
         return {
             "jobs_started": self.started,
             "jobs_ended": self.ended,
-            "discovery_failures": self._directories.failures,
+            "discovery_failures": self._directories.failures + self._mounts.failures,
             "jobs_unmapped": self._finder.sluids.unmapped,
             "job_conflicts": self._finder.conflicts,
             "groups_left_out": self._finder.left_out,
