@@ -56,7 +56,7 @@ class OutputWorker:
         self._max_rows = max_rows
         self._max_age_s = max_age_s
         self._monotonic = monotonic
-        self._lost_until = 0  # counted
+        self._lost_until = self._written_until = 0  # counted
         self._defects = 0  # records dropped after a defect
         self._recovered = False
         self._counters_failed = False
@@ -313,7 +313,9 @@ class OutputWorker:
                 self._write(records[middle:], after)
 
     def _count_written(self, records: Sequence[JournalRecord]) -> None:
-        done = [record for record in records if record.number < self._state.position]
+        position = self._state.position
+        done = [record for record in records if self._written_until <= record.number < position]
+        self._written_until = max(self._written_until, position)  # records may be read again
         rows = sum([record.row_count for record in done])
         self.written += rows
         log.debug("rows written output=%s rows=%d", self.output.name, rows)

@@ -78,14 +78,14 @@ class NodeFolds:
 
     def pack(self) -> tuple[list[str], bytes]:
         """Return the names and the states of all hosts."""
-        return self.names, self.rows[: len(self.names)].tobytes()
+        there = sorted(self._index.values())  # without forgotten ones, whose name may be there again
+        return [self.names[at] for at in there], self.rows[there].tobytes()
 
     def unpack(self, names: Sequence[str], packed: bytes) -> None:
         """Restore what `pack` has returned; ValueError for anything else."""
         rows = np.frombuffer(packed, np.int64).reshape(len(names), len(_EMPTY))
-        for name in names:
-            self.index(name)
-        self.rows[: len(names)] = rows
+        at = np.array([self.index(name) for name in names], np.int64)
+        self.rows[at] = rows
 
     def cpus(self, hosts: Ints) -> Ints:
         """Return the most CPUs of hosts; -1 if unknown."""
@@ -98,6 +98,10 @@ class NodeFolds:
     def seen(self, hosts: Ints) -> Ints:
         """Return when the last batch of hosts was received."""
         return self.rows[hosts, _SEEN] if len(self.names) else np.zeros(len(hosts), np.int64)
+
+    def seen_by(self, now: int) -> None:
+        """Note that all batches came by `now`."""
+        self.rows[:, _SEEN] = np.minimum(self.rows[:, _SEEN], now)
 
     def heard(self, hosts: Ints, times: Ints, seen: Ints) -> list[bool]:
         """Note a batch of each host; return which are not older than another one of their host."""

@@ -228,6 +228,14 @@ class OpenJobs:
         for slot in np.flatnonzero(old).tolist():
             self.forget(slot)
 
+    def seen_by(self, now: int) -> None:
+        """Note that all rows came by `now`, as the clock was set back to that."""
+        head = self.state.head
+        late = self.state.used & (head[:, Head.SEEN] > now)
+        head[late, Head.SEEN] = now
+        self.state.touched |= late
+        self.nodes.seen_by(now)
+
     def end_gone(self) -> None:
         """End the jobs whose nodes have later rows without them: stored rows have no lists of jobs."""
         head = self.state.head

@@ -8,6 +8,7 @@ from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from tests.support.journal_batches import batch
 
@@ -72,3 +73,17 @@ def test_what_waited_before_a_restart_is_nobodys(tmp_path):
     state.save(again.end)
     assert again.admits("[10.0.0.66]", SIZE) and again._shares._shares.total == 0
     again.close()
+
+
+def test_rows_left_out_of_a_batch_that_comes_again_count_once():
+    odd = Schema("cgroup_default", "job", [Field("cpu_usage", "nsec", "counter", dtype="f8")])
+    fit = Schema("t_default", "node", [Field("cpu", "nsec", "counter")])
+    time_ns = 1_700_000_000 * 10**9
+    tables = (
+        Table.from_samples(fit, time_ns, [Sample(0, {"cpu": 1})]),
+        Table.from_samples(odd, time_ns, [Sample(7, {"cpu_usage": 1.0})]),
+    )
+    receiver = Receiver()
+    for _ in range(3):
+        receiver.take(v1.encode(Batch("n1", 1, 1, time_ns, (7,), tables)), "10.0.0.1")
+    assert (receiver.senders["n1"].duplicates, receiver.senders["n1"].left_out) == (2, 1)

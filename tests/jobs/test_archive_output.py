@@ -148,6 +148,32 @@ def test_batches_that_wait_for_an_earlier_one_are_read_again_after_a_failed_writ
     assert cpu_of(path) == [85]
 
 
+def test_waiting_batches_are_read_again_in_any_number_of_writes_after_a_restart(tmp_path):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    late, *others = records(11, 18)
+    arrived = [one._replace(number=number) for number, one in enumerate([*others, late], 11)]
+    output.write([*records(1, 11), *arrived[:5]])
+    output.close()
+    output = opened(path, tmp_path)
+    position = output._state.position
+    while position < 18:
+        output.write(arrived[position - 11 :][:2])
+        assert output._state.position == position + min(2, 18 - position)
+        position = output._state.position
+    output.close()
+    assert cpu_of(path) == [85]
+
+
+def test_a_clock_that_was_ahead_delays_no_waiting_batch_and_no_end_of_a_job(tmp_path):
+    output = opened(tmp_path / "a.sqlite", tmp_path)
+    month_ns = 30 * 86400 * 10**9
+    ahead = [one._replace(received_ns=one.received_ns + month_ns) for one in records(1, 5)]
+    output.write([*ahead[:2], *ahead[3:], *records(5, 50)])
+    assert output.counters()["held"] == 0, "number 3 never comes"
+    output.close()
+
+
 @pytest.mark.parametrize("where", ["new archive", "other journal", "same journal"])
 def test_a_defect_in_the_fold_goes_back_to_the_last_transaction(tmp_path, monkeypatch, where):
     path = tmp_path / "a.sqlite"

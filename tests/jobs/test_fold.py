@@ -16,6 +16,7 @@ from colmet.common.tables import schemas
 from colmet.jobs import fold_nodes as nodes
 from colmet.jobs import fold_state as state
 from colmet.jobs import footprint, open_jobs
+from colmet.jobs.archive.archiver import Arrival, Ordering
 from colmet.jobs.host_summaries import host_summaries
 from colmet.jobs.report import stored_fold
 from colmet.jobs.report.rows import gather
@@ -519,3 +520,26 @@ def test_hosts_that_are_silent_make_room_for_others(tmp_path, monkeypatch):
     assert archive.archiver.counters()["rows_left_out"] == 0
     assert archive.archiver.fold.nodes.names[0] == "n1", "it has a job"
     assert {"n1", "n6"} <= set(archive.archiver.fold.nodes.names)
+
+
+def test_hosts_keep_their_own_state_after_a_restart_whoever_was_forgotten(monkeypatch):
+    monkeypatch.setattr(nodes, "MOST_HOSTS", 20)
+    monkeypatch.setattr(nodes, "FORGET", 5)
+    there, again = nodes.NodeFolds(), nodes.NodeFolds()
+    for at, number in enumerate([*range(21), 2, 30]):  # 2 was forgotten, and comes again
+        if (index := there.index(f"n{number}")) < 0:
+            there.forget(())
+            index = there.index(f"n{number}")
+        there.heard(np.array([index]), np.array([at]), np.array([1000 + at]))
+    again.unpack(*there.pack())
+    states = [{name: one.rows[one.index(name)].tolist() for name in set(one.names)} for one in (there, again)]
+    assert states[1] == {name: states[0][name] for name in states[1]} and len(states[1]) == 18
+
+
+def test_a_second_batch_with_the_number_of_a_waiting_one_is_folded_too():
+    order = Ordering()
+    first, third, other = [
+        Arrival(tick(n, off_s=off), 0, at, 0) for at, (n, off) in enumerate([(1, 0), (3, 0), (3, 9)])
+    ]
+    assert [*order.put(first), *order.put(third), *order.put(other)] == [first, other]
+    assert [*order.release("n1")] == [third] and order._bytes == 0

@@ -260,7 +260,9 @@ class ArchiveOutput(OutputBackend):
             self._expiry.remove(store)
         except OutputUnavailable as err:
             log.warning("old summaries not removed, retried later: %s", err)
-        self._state.save(archiver.until, keep_from=archiver.position)
+        # records before `until` with waiting batches that were not read again yet come first
+        done = archiver.until if not archiver.is_rereading else min(archiver.until, records[-1].number + 1)
+        self._state.save(done, keep_from=archiver.position)  # at most `done`
         self._share()
         if self._sharing is not None and (changes.hosts or changes.jobs):
             self._sharing.wake()

@@ -245,16 +245,18 @@ class Receiver:
                 raise OverBudget("more new hosts than an address may have now", "hosts")
         if decoded.skipped:
             self._skip(decoded.batches[0].host if decoded.batches else peer, decoded.skipped)
-        if decoded.unfit:
-            self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
-        batches = tuple([self._affordable(batch, used) for batch in decoded.batches])
+        parts = [self._affordable(batch, used) for batch in decoded.batches]
+        batches = tuple([batch for batch, _ in parts])
         kept = message
         if decoded.unfit_tables or batches != decoded.batches:  # the kept message has the tables of its batch alone
             kept, decoded = v1.encode(batches[0], decoded.checksum), decoded._replace(batches=batches)
-        self._keep(kept, decoded, peer, user, used, taken)
+        if self._keep(kept, decoded, peer, user, used, taken):
+            host, beyond = batches[0].host, sum([rows for _, rows in parts])
+            self._leave_out(host, decoded.unfit, "columns of Colmet's tables are of another kind")
+            self._leave_out(host, beyond, "too many new tables, or columns that this version does not know")
 
-    def _keep(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> None:
-        """Note the batches of a message, both without dropped rows; add the new ones."""
+    def _keep(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> bool:
+        """Note the batches of a message, both without dropped rows; add the new ones, and return whether there are any."""
         now_ns = time.time_ns()
         fresh = []
         for batch in decoded.batches:
@@ -269,13 +271,14 @@ class Receiver:
             self._count(sender, batch, decoded.dialect, now_ns)
             fresh.append(batch)
         if not fresh:
-            return
+            return False
         if tuple(fresh) == decoded.batches:
             taken.kept.append((message, fresh, used.sender))
         else:
             fresh = [self._numbered(batch) for batch in fresh]
             taken.kept.extend([(v1.encode(batch), [batch], used.sender) for batch in fresh])
         taken.fresh.extend(fresh)
+        return True
 
     def _numbered(self, batch: Batch) -> Batch:
         """Return a batch that can be encoded; one without a number gets a number of this collector."""
@@ -326,14 +329,12 @@ class Receiver:
         sender.note(batch.epoch, batch.seq, checksum, *self._bounds)
         return True
 
-    def _affordable(self, batch: Batch, used: SenderUse) -> Batch:
-        """Return a batch without its rows beyond the largest burst of its sender."""
+    def _affordable(self, batch: Batch, used: SenderUse) -> tuple[Batch, int]:
+        """Return a batch without its rows beyond the largest burst of its sender, and the number of these."""
         taken, rows = self._new_tables.admits(used.sender, used.nodes, batch)
         if taken is None:
             raise OverBudget("more tables of jobs than a sender may begin now", "tables")
-        if rows:
-            self._leave_out(batch.host, rows, "too many new tables, or columns that this version does not know")
-        return taken
+        return taken, rows
 
     def hello(self, hello: Hello, peer: str = "", user: str = "") -> bool:
         """Note the batches still to come, from a node's Hello.

@@ -56,6 +56,11 @@ class Archiver:
         waiting = [one.number for one in self._order.waiting()] + [number for number, _ in self._missed]
         return min([self.until, *waiting])
 
+    @property
+    def is_rereading(self) -> bool:
+        """Return whether batches that waited at the restart are still to be read again."""
+        return bool(self._missed)
+
     def counters(self) -> dict[str, int]:
         """Return the numbers of open folds and waiting batches, and of what was dropped."""
         return {
@@ -73,6 +78,10 @@ class Archiver:
             if number < self.until and not self._missed:
                 continue
             now = received_ns // NS
+            if number >= self.until and now < self._now - EXPIRE_S:  # the clock was ahead: go on by the one of now
+                self._now = now
+                self._order.seen_by(now)
+                self.fold.jobs.seen_by(now)
             if now > self._now:
                 if now // EXPIRE_S > self._now // EXPIRE_S:
                     ready += self._order.expired(now)
@@ -194,6 +203,8 @@ class Archiver:
 
     def _packed(self) -> bytes:
         names, rows = self.fold.nodes.pack()
+        known = {*names, *self._order.held}
+        self._order.next = {host: where for host, where in self._order.next.items() if host in known}
         document = {
             "form": FORM,
             "until": self.until,
@@ -313,7 +324,11 @@ class Ordering:
             return
         if batch.seq > due:
             self.next[batch.host] = epoch, due
-            self.held.setdefault(batch.host, {})[batch.seq] = arrival
+            held = self.held.setdefault(batch.host, {})
+            if batch.seq in held:  # another batch of this number: both are kept
+                yield arrival
+                return
+            held[batch.seq] = arrival
             self._bytes += batch.size_bytes
             if self._bytes > MOST_BYTES:
                 for host in list(self.held):
@@ -331,6 +346,11 @@ class Ordering:
             if not waiting:
                 del self.held[batch.host]
         self.next[batch.host] = epoch, due
+
+    def seen_by(self, now: int) -> None:
+        """Note that waiting batches came by `now`, as the clock was set back to that."""
+        for waiting in self.held.values():
+            waiting.update({seq: one._replace(seen=min(one.seen, now)) for seq, one in waiting.items()})
 
     def expired(self, now: int) -> Iterator[Arrival]:
         """Yield the batches of hosts with one that has waited too long."""
