@@ -256,7 +256,7 @@ class Receiver:
             self._leave_out(host, beyond, "too many new tables, or columns that this version does not know")
 
     def _keep(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> bool:
-        """Note the batches of a message, both without dropped rows; add the new ones, and return whether there are any."""
+        """Note the batches of a message, both without dropped rows; add the new ones; return whether there are any."""
         now_ns = time.time_ns()
         fresh = []
         for batch in decoded.batches:
