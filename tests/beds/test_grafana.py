@@ -281,7 +281,7 @@ def feed(site, program, stack):
     assert node.stop()[0] == 0
     # at its end, the collector leaves in the journal what the database does not take in a few seconds
     behind = 'max_over_time(colmet_collector_output_waiting_records{output="elasticsearch"}[3s]) == 0'
-    wait_for(lambda: grafana.asked(url, "query", query=behind)["result"], timeout_s=120)
+    wait_for(lambda: grafana.asked(url, "query", query=behind)["result"], timeout_s=400)
     assert collector.stop()[0] == 0, collector.log.read_text()
 
 
