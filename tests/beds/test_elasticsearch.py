@@ -807,6 +807,7 @@ class InBackground(threading.Thread):
         assert not self.is_alive()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_again_and_again_has_every_row_once(empty, tmp_path):
     messages, rows_each, kills = 200, 50, 2
     rng = random.Random(1)
