@@ -82,7 +82,8 @@ PLACES = [
 # What a collector that is killed never says; `lost` and `dropped` come with the reports. A kill may tear an HDF5 file,
 # which is then filled again from the journal: files_damaged.
 NEVER = re.compile(
-    r"Traceback|defect|damaged, |rows lost|records lost|(?:lost|dropped|(?<!files_)damaged|unreadable|refused|rejected)=[1-9]"
+    r"Traceback|defect|damaged, |rows lost|records lost|"
+    r"(?:lost|dropped|(?<!files_)damaged|unreadable|refused|rejected)=[1-9]"
 )
 
 
