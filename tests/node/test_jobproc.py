@@ -478,12 +478,12 @@ def test_a_process_that_moved_to_another_job_counts_there_alone(fake, first, sec
 
     listed(1), listed(2)
     rows()
-    tree.process(7, io=100)
+    tree.process(7, io=100, began_s=1.0)
     listed(first, 7), listed(second)
     before = rows()[first]["rchar"]
     listed(first), listed(second, 7)
     rows()
-    tree.process(7, io=500)
+    tree.process(7, io=500, began_s=1.0)
     found = rows()
     assert found[first]["rchar"] == before and found[first]["VmRSS"] == 0
     assert found[second]["rchar"] == 400
