@@ -233,7 +233,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     machine.backend.open()
     machine.sample()
     names = machine.backend.counter_names()
-    before = open_files()
+    before = open_files(str(machine.fake.path))
     plug = machine.unplug("0")
     machine.uses(5, z1=500, z1_0=50)
     columns, zones = machine.sample()
@@ -250,7 +250,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     columns, zones = machine.sample()
     assert columns[1] == 7_000_000 and energies(zones)["package-1"] == 1_500_000_000
     assert machine.backend.counters() == {"part_failures": 2, "zone_resets": 0}
-    assert open_files() == before
+    assert open_files(str(machine.fake.path)) == before
 
 
 def test_when_all_zones_vanish_the_backend_is_off_until_they_are_back(machine):
