@@ -220,6 +220,7 @@ class StdoutOutput(OutputBackend):
         # rest of a partly written text, and number of its record
         self._rest = f"{CSV_HEADER}\n".encode() if form == "csv" else b""
         self._begun = -1
+        self._printed = 0  # number after the last record that is out; its position may not be saved yet
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -254,9 +255,11 @@ class StdoutOutput(OutputBackend):
             OutputUnavailable: the reader of the pipe has ended or does not read, or the disk is full.
         """
         assert self._state is not None
-        done = self._state.position
+        done = max(self._state.position, self._printed)
         try:
             for record in records:
+                if record.number < done:
+                    continue
                 before, text = len(self._rest), self._rest
                 if record.number != self._begun:
                     text += "".join([line + "\n" for batch in record.batches for line in self._format(batch)]).encode()
@@ -271,6 +274,7 @@ class StdoutOutput(OutputBackend):
                 self._rest = text[written:] if record.number == self._begun else text[written:before]
                 raise OutputUnavailable(f"standard output: {why}")
         finally:
+            self._printed = done
             if done != self._state.position:
                 self._state.save(done)
 

@@ -20,7 +20,7 @@ from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch import documents
 from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, IndexNaming
 from colmet.collector.backends.elasticsearch.indices import WAIT_FOR, TableIndices
-from colmet.collector.backends.elasticsearch.retention import Retention, period_s
+from colmet.collector.backends.elasticsearch.retention import Retention, names_periods, period_s
 from colmet.collector.journal.output_state import OutputState
 from colmet.common import database_client
 from colmet.common.config import cli
@@ -171,6 +171,11 @@ class ElasticsearchOutput(OutputBackend):
             raise ConfigError(
                 "--elastic-keep: an index without a date in its name is written for ever, and cannot be removed; give "
                 f"--elastic-date-suffix %Y.%m.%d; for data streams, a policy of your own ({document('retention.md')})"
+            )
+        if options.elastic_keep and not names_periods(date_format):
+            raise ConfigError(
+                f"--elastic-keep: --elastic-date-suffix {date_format!r} does not tell when an index ends; "
+                "give %Y.%m.%d, or %G.%V for weeks"
             )
         return cls(
             urls,

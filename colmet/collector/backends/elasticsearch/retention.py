@@ -39,6 +39,25 @@ def period_s(date_format: str) -> int:
     return min([seconds for part, (_, seconds) in _PARTS.items() if part in date_format], default=0)
 
 
+def _begin_s(text: str, date_format: str) -> int:
+    """Return the begin of the period that a date names; ValueError if it names none."""
+    if "%V" in date_format:
+        text, date_format = f"{text} 1", f"{date_format} %u"
+    return calendar.timegm(time.strptime(text, date_format))
+
+
+def names_periods(date_format: str) -> bool:
+    """Return whether each date in this format can be read back, as one period that has all rows of its index."""
+    period = period_s(date_format)
+    try:
+        return all(
+            0 <= t - _begin_s(time.strftime(date_format, time.gmtime(t)), date_format) < period
+            for t in range(1_700_000_000, 1_800_000_000, 25 * 3600)
+        )
+    except ValueError:
+        return False
+
+
 def ilm_policy(keep_s: int) -> dict[str, Any]:
     """Return the policy of Elasticsearch; an index has the age of its last possible row."""
     delete = {"min_age": _age(keep_s), "actions": {"delete": {}}}
@@ -180,11 +199,8 @@ class Retention:
         """Return the end of the time in the name of an index."""
         match = self._dated.fullmatch(index)
         assert match is not None  # of `_there` and `attach`
-        text, form = match["date"], self._format
-        if "%V" in form and "%u" not in form:
-            text, form = f"{text} 1", f"{form} %u"
         try:
-            begin = calendar.timegm(time.strptime(text, form))
+            begin = _begin_s(match["date"], self._format)
         except ValueError:
             begin = int(time.time())
         return begin + period_s(self._format)

@@ -123,7 +123,7 @@ class CurrentFile:
         is_known = saved.file == self.path and not file.created and saved.inode in (0, file.inode)
         self._first = saved.first if is_known else self.state.position  # earlier rows do not come from the journal
         assert file.jobs is not None
-        if is_known:
+        if is_known and saved.inode:  # else another file may be there since the path was saved: it is counted
             file.jobs.count = saved.tables
         if saved.file != self.path or file.created or saved.aside:
             self._checkpoint().save(self.state, self.state.position)
@@ -164,6 +164,8 @@ class CurrentFile:
                 self._blame_file(records, err)
             raise
         self.pending = None
+        if records[-1].number >= self._refused[1]:  # they are written or dropped: what fails later is news
+            self._refused, self._refusals = (-1, -1), 0
         self.counts["values_left_out"] += file.jobs.left_out[0]
         self.counts["rows_left_out"] += file.jobs.left_out[1]
         if file.jobs.replaced:

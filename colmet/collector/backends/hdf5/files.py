@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import re
 import stat
@@ -172,8 +173,8 @@ class Expiry:
     def __init__(self, names: FileNames, keep_s: int) -> None:
         self._names = names
         self._keep_s = keep_s
-        self._kept: set[str] = set()  # old files that are not removed; logged
-        self._in_use: set[str] = set()  # those that another process writes to, up to the next file of the output
+        self._kept: dict[str, float] = {}  # old files that are not removed, and until when; logged
+        self._in_use: set[str] = set()  # those that cannot be looked at now, up to the next file of the output
         self.counts = dict.fromkeys(("files_removed", "bytes_removed", "files_not_removed"), 0)
         self.is_due = True
 
@@ -199,12 +200,15 @@ class Expiry:
             return
         began = time.monotonic()
         for file in self.old_files(current):
-            if file.path in self._kept | self._in_use:
+            if file.path in self._in_use or time.time() <= self._kept.get(file.path, 0.0):
                 continue
             try:
                 self._remove(file)
             except (ColmetError, OSError) as err:
-                (self._in_use if isinstance(err, ConfigError) else self._kept).add(file.path)
+                if not isinstance(err, Damaged):
+                    self._in_use.add(file.path)
+                elif self._kept.get(file.path, 0.0) < time.time():
+                    self._kept[file.path] = math.inf
                 self.counts["files_not_removed"] += 1
                 log.warning("old file not removed: path=%s cause=%s", file.path, err)
             if time.monotonic() >= began + REMOVAL_S:
@@ -217,6 +221,7 @@ class Expiry:
         try:
             last_s = last_row_s(file.path)
             if last_s >= time.time() - self._keep_s:
+                self._kept[file.path] = float(last_s + self._keep_s)
                 raise Damaged(f"its last row is of {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(last_s))}")
             os.unlink(file.path)
         finally:

@@ -244,7 +244,7 @@ class Hdf5Output(OutputBackend):
         current = self._current
         log.warning("file was moved or removed, continuing with the next one: path=%s", current.path)
         current.close()
-        current.pending = None
+        current.pending, current.is_doubted = None, False
         self.rotation.planned = None
         current.path = self._names.path_at(0) if self._names.is_fixed else ""
         if current.path:
