@@ -31,6 +31,7 @@ NODE_READS = {
 BY_ZONES, BY_COLUMNS, BY_POWER = 1, 2, 3  # sources of energy, the best first
 RAPL, IPMI = 1, 2  # bits of `SOURCE`
 LONGEST_PERIODS = 10  # energy from power of a longer step is unknown
+REPLACED_S = 600  # without a sample of a better source, after which another one counts
 JIFFY_S, JIFFY_NS = 0.01, 10_000_000
 
 _COLUMNS = ("time", "seen", "cpus", "busy", "busy_grown", "source", "energy", "zones", "energy_time", "step")
@@ -164,6 +165,7 @@ class NodeFolds:
         """
         rows = self.rows[samples[0]]
         best = (rows[:, _SOURCE] == 0) | (rows[:, _SOURCE] >= source)
+        best |= samples[1] - rows[:, _ENERGY_TIME] > REPLACED_S
         keep = best & (samples[3] > 0) & (samples[1] > rows[:, _ENERGY_TIME])
         if not keep.any():
             return

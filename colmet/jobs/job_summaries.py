@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import pwd
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -27,16 +27,19 @@ NEAR_S = 120  # between the times of a host and those of the batch system: clock
 APART_S = 600  # hosts that begin so long after the end of all others are of another run
 
 
-def runs_of(hosts: Iterable[Summary]) -> list[list[Summary]]:
+def runs_of(hosts: Iterable[Summary], record_of: Callable[[Summary], int] = lambda _: 0) -> list[list[Summary]]:
     """Return the summaries of one job id by runs: one job, or several with one id, one after the other.
 
-    On a host each run has one summary.
+    On a host each run has one summary. `record_of` returns the start, by the batch system, of the run that a host is
+    of: hosts of another one that begin after the end of all others are of another run, as after a requeue.
     """
     runs: list[list[Summary]] = []
     ends: dict[object, int] = {}
     for host in sorted(hosts, key=lambda one: (whole_of(one.get("start")), str(one["host"]))):
         start, last = whole_of(host.get("start")), whole_of(host.get("last"))
-        if not runs or host["host"] in ends or start > max(ends.values()) + APART_S:
+        end = max(ends.values(), default=0)
+        is_next = bool(runs) and start > end and record_of(host) != record_of(runs[-1][0])
+        if not runs or host["host"] in ends or start > end + APART_S or is_next:
             runs.append([])
             ends = {}
         runs[-1].append(host)
@@ -75,7 +78,17 @@ def owned_runs(hosts: Sequence[Summary], records: Sequence[Summary]) -> list[lis
     by_owner: dict[tuple[bool, str], list[Summary]] = {}
     for host in hosts:
         by_owner.setdefault(_owner(host, records, listed), []).append(host)
-    return [run for owner in sorted(by_owner) for run in runs_of(by_owner[owner])]
+
+    def record_of(host: Summary) -> int:
+        start = whole_of(host.get("start"))
+        begins = [
+            whole_of(record.get("started"))
+            for record, names in zip(records, listed)
+            if _overlap(host, record) and (not names or _short(host) in names)
+        ]
+        return min(begins, key=lambda one: abs(one - start), default=0)
+
+    return [run for owner in sorted(by_owner) for run in runs_of(by_owner[owner], record_of)]
 
 
 def hosts_of_job(job: Mapping[str, Any], hosts: Sequence[SummaryT]) -> list[SummaryT]:

@@ -47,6 +47,7 @@ class OpenJobs:
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
         self._shares = Shares(MOST_FOLDS)  # by host, with the dropped slots
+        self._back: dict[int, int] = {}  # hosts that were silent for long, and when they were heard again
 
     def indices_of(self, names: Sequence[str]) -> list[int]:
         """Return the indices of hosts, -1 for too many; the longest silent ones without jobs make room for others."""
@@ -174,6 +175,8 @@ class OpenJobs:
     def note_listings(self, batches: Sequence[Batch], hosts: Ints, seen: Ints) -> None:
         """Note which jobs are on the nodes of a wave."""
         times = np.array([batch.time_ns for batch in batches], np.int64) // 10**9
+        was_silent = seen - self.nodes.seen(hosts) > KEPT_S
+        self._back.update(zip(hosts[was_silent].tolist(), seen[was_silent].tolist()))
         newer = self.nodes.heard(hosts, times, seen)
         listed, changed = self._listed, self._changed
         for batch, host, is_newer in zip(batches, hosts.tolist(), newer):
@@ -219,9 +222,13 @@ class OpenJobs:
             self.end(slot)
             self._changed.add(int(head[slot, Head.HOST]))
         host_time = self.nodes.times(head[:, Head.HOST])
+        # rows that waited on the node come for minutes after an outage, behind the new ones
+        self._back = {host: since for host, since in self._back.items() if 0 <= now - since <= KEPT_S}
+        back = np.array([self._back.get(host, 0) for host in head[:, Head.HOST].tolist()], np.int64)
+        is_quiet = now - np.maximum(head[:, Head.SEEN], back) > KEPT_S
         old = state.used & (head[:, Head.OVER] > 0)
         old &= (
-            (host_time - self._last_times() > KEPT_S)
+            ((host_time - self._last_times() > KEPT_S) & is_quiet)
             | (now - head[:, Head.SEEN] > KEPT_SILENT_S)
             | (self.nodes.seen(head[:, Head.HOST]) - head[:, Head.SEEN] > KEPT_HEARD_S)
         )

@@ -234,7 +234,9 @@ class Access:
             raise Unauthorized
         line = await self._by_password(name, password, address)
         now = int(self.now())
-        own = [key for key, one in self._sessions.items() if one.line.name == name or one.until <= now]
+        for key in [key for key, one in self._sessions.items() if one.until <= now]:
+            del self._sessions[key]
+        own = [key for key, one in self._sessions.items() if one.line.name == name]
         for key in own[: max(0, len(own) - SESSIONS_OF_USER + 1)]:
             del self._sessions[key]
         text, until = SESSION_PREFIX + secrets.token_urlsafe(32), now + int(life_s)

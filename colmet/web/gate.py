@@ -153,7 +153,12 @@ def _is_own_page(scope: Mapping[str, Any]) -> bool:
         return relation in ("same-origin", "none")
     origin = given.get(b"origin")
     # A proxy may name itself in Host.
-    return origin is None or scope.get("client") is None or urlsplit(origin).netloc == given.get(b"host")
+    if origin is None or scope.get("client") is None:
+        return True
+    try:
+        return bool(urlsplit(origin).netloc == given.get(b"host"))
+    except ValueError:  # no address
+        return False
 
 
 def _cookie(scope: Mapping[str, Any]) -> str:
@@ -206,7 +211,10 @@ class LoginRoutes:
 
     async def log_in(self, request: Request) -> Response:
         """Begin a session for the name and the password of the form."""
-        given = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=8)
+        try:
+            given = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=8)
+        except ValueError:  # more fields than the form has
+            return _page(401, WRONG)
         name, password = [given.get(key, [""])[0] for key in ("name", "password")]
         try:
             session, _ = await self.access.log_in(name.strip(), password, request.scope[CLIENT])

@@ -80,7 +80,8 @@ class HistoryMemory:
         with self._lock:
             self._former = dict(hosts)
             self._since = now if self._since is None else self._since
-            minute = max(self._last["hour"], int(now // MINUTE_S))  # also if the clock was set back
+            # the one that has just ended, as this is called when the next one begins; also if the clock was set back
+            minute = max(self._last["hour"], int((now - MINUTE_S / 2) // MINUTE_S))
             each = SPANS["day"].step_s // MINUTE_S
             self._begin("hour", minute)
             self._begin("day", minute // each)

@@ -18,6 +18,12 @@ from colmet.web.store import RowOwners, StoreReader
 GRACE_S = 120.0  # after our start: jobs appearing in this time may have begun before
 
 
+class OwnHosts(dict[str, "float | None"]):
+    """Hosts with rows of a user's job, and the start of these rows (None for all)."""
+
+    unread: ColmetError | None = None  # why earlier rows may be missing
+
+
 def earliest(own: Mapping[str, float | None]) -> float | None:
     """Return the start of a user's rows over all hosts; None for all rows."""
     begins = [at for at in own.values() if at is not None]
@@ -142,15 +148,14 @@ class Ownership:
         """
         known = self.recent.job(job)
         stays = {} if known is None else self.recent.hosts_of(known)
-        found: dict[str, float | None] = {
-            host: stay.since for host, stay in stays.items() if self._is_stay_of(stay, user)
-        }
+        found = OwnHosts({host: stay.since for host, stay in stays.items() if self._is_stay_of(stay, user)})
         if self.store is None or (len(found) == len(stays) and stays and self.saw_all(stays.values())):
             return found
         try:
             stored = self.store.owners(job) or {}
-        except ColmetError:
+        except ColmetError as err:
             if found:
+                found.unread = err
                 return found
             raise
         for host, owners in stored.items():

@@ -170,7 +170,7 @@ class Routes:
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
-            return {**found, "tables": own_tables(found["tables"], only)}
+            return with_unread({**found, "tables": own_tables(found["tables"], only)}, own)
 
         return await self.respond(self._store, request, work)
 
@@ -193,7 +193,7 @@ class Routes:
             except ColmetError as err:
                 return _no_series(query, [warning_of(err)])
             query = query._replace(since=later(options.since, own), own=own)
-            return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
+            return with_unread(self._series(query, only, f"job {job} has no {metric}, or you may not see it"), own)
 
         return await self.respond(self._store, request, work)
 
@@ -215,7 +215,7 @@ class Routes:
                 return {"job": job, **nothing, "hosts": [], "warnings": [warning_of(err)]}
             if found is None:
                 raise HTTPException(404, NO_JOB.format(job))
-            return found
+            return with_unread(found, own)
 
         return await self.respond(self._store, request, work)
 
@@ -434,6 +434,14 @@ def for_users(content: Mapping[str, Any]) -> Mapping[str, Any]:
     warnings = content.get("warnings", ())
     plain = [one for one in warnings if not isinstance(one, StoreWarning)]
     return content if len(plain) == len(warnings) else {**content, "warnings": [*plain, UNREADABLE]}
+
+
+def with_unread(content: Mapping[str, Any], own: Optional[Mapping[str, Optional[float]]]) -> Mapping[str, Any]:
+    """Return an answer with the warning that rows of the user from before the start of this process may be missing."""
+    err = getattr(own, "unread", None)
+    if err is None or warning_of(err) in content["warnings"]:
+        return content
+    return {**content, "warnings": [*content["warnings"], warning_of(err)]}
 
 
 def later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:

@@ -266,7 +266,9 @@ class StoreReader:
             raise
         with self._lock:
             del self._pending[key]
-            self._keep(key, answer, keep_s(answer.value) if callable(keep_s) else keep_s)
+            kept_s = keep_s(answer.value) if callable(keep_s) else keep_s
+            # without a part of the store, a host or a user of it may be missing
+            self._keep(key, answer, min(kept_s, UNKNOWN_S) if answer.warnings else kept_s)
         mine.set_result(answer)
         return answer
 

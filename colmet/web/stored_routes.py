@@ -13,7 +13,7 @@ from starlette.responses import Response
 from colmet.common.errors import ColmetError
 from colmet.jobs.report.archived import joined, without_others
 from colmet.jobs.report.document import document_of
-from colmet.stored.series import HeldRows, HostRows, RowQuery, Series
+from colmet.stored.series import HostRows, RowQuery, Series, groups_of
 from colmet.web import interface, stored_models
 from colmet.web.archive_routes import HTML, curves_of
 from colmet.web.gate import visitor_of
@@ -21,7 +21,7 @@ from colmet.web.interface import ARCHIVE, MAX_TIME, PAGE, PICTURE, REPORTS, add_
 from colmet.web.ownership import names_of
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery, TooLarge
 from colmet.web.responses import encoded, failure
-from colmet.web.routes import LATE_S, NO_JOB, Routes, later, own_tables
+from colmet.web.routes import LATE_S, NO_JOB, Routes, later, own_tables, with_unread
 from colmet.web.store import ArchiveOpener, StoreReader, find_in, warning_of
 from colmet.web.workers import Workers
 
@@ -92,10 +92,22 @@ class _Cut:
         self._first = -math.inf if query.since is None else query.since
         self._last = math.inf if query.until is None else query.until
         self._starts = {host: at for host, at in (query.own or {}).items() if at is not None}
-        hosts = [host for host in sorted(rows.counts) if query.own is None or host in query.own]
-        # the rows of one user are cut before they are counted
-        self._rows = HeldRows([self._cut(one) for one in rows.read(hosts)]) if self._starts else rows
-        self.hosts = [host for host in hosts if host in self._rows.counts]
+        self._rows = rows
+        self._counts, self._ends = rows.counts, (rows.first, rows.last)
+        hosts = {host for host in rows.counts if query.own is None or host in query.own}
+        # the rows of one user are cut before they are counted: by their times alone, some hosts at once
+        if self._starts:
+            spans: dict[str, tuple[int, int, int]] = {}
+            for group in groups_of([(rows, 0)]):
+                for one in map(self._cut, rows.read([host for host in group if host in hosts], ())):
+                    if len(one):
+                        spans[one.host] = len(one), int(one.times[0]), int(one.times[-1])
+            self._counts = {host: count for host, (count, _, _) in spans.items()}
+            self._ends = (
+                min([at for _, at, _ in spans.values()], default=0),
+                max([at for *_, at in spans.values()], default=0),
+            )
+        self.hosts = [host for host in sorted(hosts) if host in self._counts]
 
     def read(self, host: str) -> Optional[Series]:
         found = [self._cut(one) for one in self._rows.read([host])]
@@ -109,8 +121,8 @@ class _Cut:
 
     def outline(self) -> dict[str, Any]:
         """Return the number of rows and their times; of a longer interval, as it need not be exact."""
-        total = sum(self._rows.counts[host] for host in self.hosts)
-        return {"total": total, "first": self._rows.first or None, "last": self._rows.last or None}
+        total = sum(self._counts[host] for host in self.hosts)
+        return {"total": total, "first": self._ends[0] or None, "last": self._ends[1] or None}
 
 
 def _page(query: RowsQuery, cut: _Cut, names: Sequence[str]) -> dict[str, Any]:
@@ -246,7 +258,7 @@ class StoredRoutes:
             try:
                 own = self._routes.own(job, only)
                 query = RowsQuery(job, table, names, node, later(since, own), until, mark, limit, own)
-                return stored_rows(self._store, query)
+                return with_unread(stored_rows(self._store, query), own)
             except ColmetError as err:
                 return _nothing(job, table, [warning_of(err)])
 
@@ -327,6 +339,7 @@ class StoredRoutes:
         unread = False
         try:
             own = self._routes.own(query.job, only) or {}
+            unread = getattr(own, "unread", None) is not None
         except (HTTPException, ColmetError) as err:  # no rows: they may be gone, or cannot be read
             unread = isinstance(err, ColmetError)
             if find_in(self._archive, query.job, query.start, users, query.projects) is None:

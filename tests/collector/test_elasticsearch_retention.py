@@ -164,6 +164,9 @@ def test_keeping_requires_dates_in_the_names_of_indices():
         from_options("--elastic-keep", "90d")
     with pytest.raises(ConfigError, match="policy of your own"):
         from_options("--elastic-keep", "90d", "--elastic-data-stream")
+    for unreadable in ("%Y.%V", "%G.%m", "%Y.%d", "%m.%d"):
+        with pytest.raises(ConfigError, match="does not tell when an index ends"):
+            from_options("--elastic-keep", "90d", "--elastic-date-suffix", unreadable)
     output = from_options("--elastic-keep", "90d", "--elastic-date-suffix", "%Y.%m.%d")
     assert output is not None and output._retention is not None and output._retention.policy == "colmet_rows"
     output.close()

@@ -129,6 +129,22 @@ def test_a_reader_that_has_gone_makes_it_unavailable_and_says_so():
     os.close(fd)
 
 
+def test_rows_are_printed_once_while_their_position_cannot_be_saved(monkeypatch):
+    read, fd = os.pipe()
+    output, state = StdoutOutput("json", fd), in_memory()
+    output.open(state)
+    monkeypatch.setattr(state, "save", lambda *_: (_ for _ in ()).throw(OutputUnavailable("no space")))
+    for _ in range(3):
+        with pytest.raises(OutputUnavailable):
+            output.write(records([batch()]))
+    monkeypatch.undo()
+    output.write(records([batch()]))
+    output.close()
+    os.close(fd)
+    with os.fdopen(read) as file:
+        assert len(file.readlines()) == 3 and state.position == 1
+
+
 @pytest.mark.slow
 def test_rows_cut_off_in_the_middle_are_completed_not_repeated():
     read, fd = os.pipe()

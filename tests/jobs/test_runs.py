@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.job_summaries import runs_of
 from colmet.jobs.report.archived import LATEST_OF_SEVERAL, find, made_from
 from colmet.stored.job_rows import JobInterval
 from tests.support.archives import Archive, records_of, replayed
@@ -74,3 +75,9 @@ def test_a_host_whose_node_is_of_an_earlier_version_is_told_apart_by_its_times(h
     report = report_of(history)
     assert [host.host for host in report.hosts] == ["n1", "n2"]
     assert report.hosts[0].cpu_used_s == pytest.approx(15.5)
+
+
+def test_a_job_that_goes_on_on_another_host_after_a_requeue_is_two_runs():
+    hosts = [{"host": "n1", "start": 0, "last": 1000}, {"host": "n2", "start": 1130, "last": 3000}]
+    assert len(runs_of(hosts)) == 1, "it may have waited"
+    assert [[one["host"] for one in run] for run in runs_of(hosts, lambda one: one["start"])] == [["n1"], ["n2"]]

@@ -11,7 +11,7 @@ import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.web import access as access_module
-from colmet.web.access import OF_ADDRESS, Access, NotNamed, Unauthorized, Visitor
+from colmet.web.access import OF_ADDRESS, SESSION_S, SESSIONS_OF_USER, Access, NotNamed, Unauthorized, Visitor
 from colmet.web.credentials import Credential, Password, Token, make_password, make_token, parse_line, token_digest
 from colmet.web.workers import Busy
 from tests.support.waiting import Clock
@@ -444,3 +444,15 @@ def test_a_name_that_is_the_number_of_another_is_refused(file, clock, monkeypatc
             asked(name)
     assert [asked(name).user for name in names[2:]] == [*names[2:]]
     assert as_proxy or asked("0").is_admin
+
+
+def test_sessions_of_others_that_are_over_end_no_token(users):
+    now = [1_800_000_000.0]
+    access = Access(users, is_member=lambda *_: False, now=lambda: now[0])
+    token, _ = asyncio.run(access.login_token([basic("alice", "a")[1]], "192.0.2.1"))
+    for _ in range(SESSIONS_OF_USER):
+        asyncio.run(access.log_in("bob", "b", "192.0.2.2"))
+    now[0] += SESSION_S + 1
+    asyncio.run(access.log_in("alice", "a", "192.0.2.3"))
+    assert asyncio.run(access.visitor([bearer(token)[1]], "192.0.2.1")).user == "alice"
+    assert len(access._sessions) == 2

@@ -42,10 +42,11 @@ def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
 
     Of the columns of `rows`, all whole jobs with this number, it needs `start`, `last`, `user` and those of `BATCH`.
     """
-    known: list[dict[str, Value]] = []
+    records_of = _Records()
     joined_records = [{name: row.get(name) for name in NAMES} for row in rows if row.get("started") is not None]
     for record in [*joined_records, *records]:
-        _add(known, record)
+        _add(records_of, record)
+    known = records_of.all
     measured = [row for row in rows if row.get("last") is not None]
     found = _assigned(measured, known)
     updates: list[tuple[int, Known]] = []
@@ -55,7 +56,8 @@ def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
         if any(row.get(name) != want.get(name) for name in NAMES):
             updates.append((whole_of(row["start"]), want))
             joined += bool(want) and row.get("started") is None
-    inserts, deletes, more = _alone(rows, [one for at, one in enumerate(known) if at not in found.values()])
+    used = set(found.values())
+    inserts, deletes, more = _alone(rows, [one for at, one in enumerate(known) if at not in used])
     return JoinPlan(updates + more, inserts, deletes, joined)
 
 
@@ -87,9 +89,31 @@ def _alone(
     return inserts, deletes, updates
 
 
-def _add(known: list[dict[str, Value]], record: Known) -> None:
+class _Records:
+    """Records of one job number, each run once; no task of a large array is compared with all others."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Value]] = []
+        self._by_id: dict[str, list[int]] = {}
+        self._of_any: list[int] = []  # whose id may be that of any task
+
+    def like(self, record: Known) -> list[dict[str, Value]]:
+        """Return those that may be of the same run by their ids, in order; see `_is_same_id`."""
+        batch_id = str(record["batch_id"])
+        if batch_id.isdecimal():
+            return list(self.all)
+        return [self.all[at] for at in sorted({*self._by_id.get(batch_id, ()), *self._of_any})]
+
+    def append(self, record: dict[str, Value]) -> None:
+        """Add a record of another run."""
+        batch_id = str(record["batch_id"])
+        (self._of_any if batch_id.isdecimal() else self._by_id.setdefault(batch_id, [])).append(len(self.all))
+        self.all.append(record)
+
+
+def _add(known: _Records, record: Known) -> None:
     """Add a record to those of its job number, or renew the one of the same run."""
-    for one in known:
+    for one in known.like(record):
         if _is_same(one, record):
             if one["ended"] is not None and record["ended"] is None:
                 return  # the answer is older

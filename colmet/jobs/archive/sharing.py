@@ -50,7 +50,7 @@ class _Changed(NamedTuple):
         """Return a state with these changes, and a higher version, also than that of a removed one."""
         members = (state.members | self.members) - self.gone
         # a whole job that has another start by now still has its host of this one
-        gone = self.gone_facts - {start for _, start in members}
+        gone = (self.gone_facts | {start for _, start in self.gone}) - {start for _, start in members}
         kept = [one for one in state.facts if one.start not in self.facts and one.start not in gone]
         new = {min([start for _, start in self.members])} if self.members else set()
         return JobState(
@@ -64,11 +64,11 @@ class _Changed(NamedTuple):
 class Sharer:
     """Sends what waits in the outbox of the local archive, and counts it. Used by one thread."""
 
-    def __init__(self, store: ArchiveStore, indices: Indices) -> None:
+    def __init__(self, store: ArchiveStore, indices: Indices, most: int = MOST) -> None:
         self._store = store
         self._indices = indices
         self._outbox = ArchiveOutbox(store.database)
-        self._most = MOST
+        self.most = most  # keys of the next push
         self.counts: Counter[str] = Counter()
 
     def push(self) -> int:
@@ -76,7 +76,7 @@ class Sharer:
 
         OutputUnavailable if the database is not there, or not now: those that wait stay in the outbox.
         """
-        waiting = self._outbox.next(self._most)
+        waiting = self._outbox.next(self.most)
         if not waiting:
             return 0
         try:
@@ -84,9 +84,9 @@ class Sharer:
             changed = self._send_hosts(waiting)
             late = self._send_jobs(changed)
         except Exception:
-            self._most = max(FEWEST, self._most // 2)  # it may be too much for the server, or a proxy
+            self.most = max(FEWEST, self.most // 2)  # it may be too much for the server, or a proxy
             raise
-        self._most = min(MOST, 2 * self._most)
+        self.most = min(MOST, 2 * self.most)
         done = [one for one in waiting if one.job not in late]
         self._outbox.done(done)
         self.counts["shared"] += len(done)
@@ -319,6 +319,7 @@ class ShareThread:
         self._stop_by: float | None = None
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         self._in_a_row = 0
+        self._most = MOST  # also for the next `Sharer`
         self._counts: Counter[str] = Counter() if counts is None else counts
         self._waiting = 0
         self._thread = threading.Thread(target=self._run, name="archive-share", daemon=True)
@@ -381,7 +382,7 @@ class ShareThread:
     def _serve(self) -> None:
         """Send all that waits, and again whenever there may be more; return when it has to stop."""
         with closing(ArchiveStore(self._path, writable=True)) as store:
-            sharer = Sharer(store, self._indices)
+            sharer = Sharer(store, self._indices, self._most)
             sharer.counts = self._counts
             outbox = outbox_of(store, is_shared=True)
             is_last = False
@@ -390,7 +391,10 @@ class ShareThread:
                 self._is_due = False
                 self._waiting = outbox.count()
                 while self._waiting and (self._stop_by is None or time.monotonic() < self._stop_by):
-                    done = sharer.push()
+                    try:
+                        done = sharer.push()
+                    finally:
+                        self._most = sharer.most
                     self._waiting = max(0, self._waiting - done)
                     if self._in_a_row:
                         log.warning("shared archive available again waiting=%d", self._waiting)

@@ -253,7 +253,7 @@ class ArchiveStore:
                 for job, some in groupby(sorted(records, key=lambda one: one.job), key=lambda one: one.job):
                     change = matching.settle(self.database, job, [matching.columns_of(one) for one in some])
                     joined, alone = joined + change.joined, alone + len(change.inserts)
-                    if change.updates:
+                    if change.updates or change.inserts:
                         changed.add(job)
                 self.database.executemany(
                     "UPDATE jobs SET state = NULL WHERE job = ? AND system = ? AND state = ? AND is_running = 0",

@@ -96,11 +96,12 @@ export class Nodes {
     const { time, measure } = this;
     const past = time && now() >= this.due ? history(measure.key, time, signal) : null;
     const [totals, answer] = await Promise.all([ask("api/v1/cluster", {}, signal), all(signal)]);
-    if (past) {
-      this.past = await past;
+    const found = await past;
+    if (time !== this.time || measure !== this.measure) return; // another choice was made meanwhile
+    if (found) {
+      this.past = found;
       this.due = now() + MAP_S;
     }
-    if (time !== this.time || measure !== this.measure) return; // another choice was made meanwhile
     this.answer = answer;
     this.#total(totals);
     this.#show();
