@@ -103,6 +103,16 @@ def test_a_store_that_cannot_be_read_is_an_error_for_all_who_ask_and_tried_again
     assert store.tables(1).value == {}
 
 
+def test_owners_of_a_store_with_an_unreadable_file_are_asked_again_in_a_moment(store, history, clock):
+    job_rows(history)
+    history.warnings = ["x.hdf5: cannot be read"]
+    assert set(store.owners(42)) == {"node-1"}
+    job_rows(history, host="node-2", user=b"bob")
+    history.warnings = []
+    clock.now += store_module.UNKNOWN_S + 1
+    assert set(store.owners(42)) == {"node-1", "node-2"}
+
+
 def test_whose_a_job_is(store, history):
     job_rows(history)
     assert store.owners(42) == {"node-1": ({"alice"}, START + 605)} and store.owners(43) is None
