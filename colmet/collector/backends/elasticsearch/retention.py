@@ -49,6 +49,8 @@ def _begin_s(text: str, date_format: str) -> int:
 def names_periods(date_format: str) -> bool:
     """Return whether each date in this format can be read back, as one period that has all rows of its index."""
     period = period_s(date_format)
+    if not any(year in date_format for year in ("%Y", "%G", "%y")):
+        return False
     try:
         return all(
             0 <= t - _begin_s(time.strftime(date_format, time.gmtime(t)), date_format) < period
