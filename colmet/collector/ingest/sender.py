@@ -18,9 +18,10 @@ MAX_EPOCHS = 256
 # Ranges of received batches of one start: new batches arrive among re-sent older ones, and some go to another
 # collector.
 MAX_RUNS = 1024
-MAX_CHECKSUMS = 8192  # of one sender, about; those of its latest starts
-# Of one start of an agent: more than its unacknowledged batches in flight, so a re-sent one is recognised.
-KEPT = 1024
+MAX_CHECKSUMS = 16384  # of one sender, about; those of its latest starts
+# Of one start of an agent: more than its unacknowledged batches in flight, and than most files of its spool have, as
+# the next start sends all of such a file again. So a re-sent one is recognised.
+KEPT = 4096
 LOW = (1 << 32) - 1
 END = 1 << 63  # above all numbers
 # Counts of received data: kind of the metric, and its help.
