@@ -123,8 +123,9 @@ def _idle(case: Case) -> str | None:
     if moved >= COPYING * grown.elapsed_s:
         return None
     held = grown.by_name["core_s"] / grown.elapsed_s
+    # Since the job used more than its cores, `derived` counts all CPUs of the node, back to the start of the job.
     if held > 1.05 * (number(case.row.get("cpus")) or math.inf):
-        return None  # the archive counts its cores anew, from its start on: see `derived`
+        return None
     of = counted(round(held), "cores") if abs(round(held) - held) < 0.05 else f"{held:.1f} cores"
     return (
         f"Almost idle: used {cores(grown.by_name['cpu_s'] / grown.elapsed_s)} of {of} in the last "

@@ -148,6 +148,11 @@ def between(times: Times, after: int, until: int) -> int:
     return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
 
 
+def _first_after(before: LedgerRow, account: LedgerRow) -> int:
+    """Return the first time of samples between two rows of the ledger; at short periods, that of the earlier row."""
+    return before.time + (not before.taken or account.period_s >= 1.5)
+
+
 class GapFinder:
     """Search for the gaps of one table of one host.
 
@@ -256,7 +261,7 @@ class GapFinder:
         after = next((account for account in following if account.time > second), None)
         if (
             after is None
-            or not self._dropped_in(last.epoch, before.time + 1, second)
+            or not self._dropped_in(last.epoch, _first_after(before, last), second)
             or self._dropped_in(after.epoch, second, after.time)
         ):
             return 0
@@ -266,10 +271,9 @@ class GapFinder:
     def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> TableGap:
         """Return the gap of rows taken between two rows of the ledger and not stored, with the cause if it is known."""
         taken = account.taken - before.taken
-        first = before.time + 1
+        first = _first_after(before, account)
         if account.period_s < 1.5:  # several samples have one time
             samples = max(1, round(rows * taken / (account.rows - before.rows)))
-            first = before.time if before.taken else first  # the second of a row of the ledger goes on after it
         else:
             begin, end = np.searchsorted(self._times, (before.time, account.time), "right")
             samples = max(1, min(rows, taken - len(np.unique(self._times[begin:end]))))

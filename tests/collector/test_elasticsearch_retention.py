@@ -164,7 +164,7 @@ def test_keeping_requires_dates_in_the_names_of_indices():
         from_options("--elastic-keep", "90d")
     with pytest.raises(ConfigError, match="policy of your own"):
         from_options("--elastic-keep", "90d", "--elastic-data-stream")
-    for unreadable in ("%Y.%V", "%G.%m", "%Y.%d", "%m.%d"):
+    for unreadable in ("%Y.%V", "%G.%m", "%Y.%d", "%m.%d", "%Y.%m.%d.%Y"):
         with pytest.raises(ConfigError, match="does not tell when an index ends"):
             from_options("--elastic-keep", "90d", "--elastic-date-suffix", unreadable)
     output = from_options("--elastic-keep", "90d", "--elastic-date-suffix", "%Y.%m.%d")

@@ -48,7 +48,7 @@ def test_only_the_last_hour_counts():
         {"cpu_s": None},
         {"core_s": None},
         {"cpu_s": 0.03 * 8 * HOUR},  # 3 %
-        {"core_s": 1280.0 * HOUR},  # counted anew for all CPUs of the node, as it goes beyond its 4 cores
+        {"core_s": 1280.0 * HOUR},  # it used more than its 4 cores: all CPUs of the node count
         {"calls_read_bytes": 20 << 30},  # it copies
         {"gpu_s": 2.0 * HOUR, "gpu_busy_s": 1.0 * HOUR},  # its GPU computes
     ],

@@ -56,7 +56,7 @@ class Checksums:
         return len(self._latest) + len(self._kept)
 
     def note(self, number: int, crc: int) -> None:
-        """Keep the checksum of this number, in place of the earliest of `KEPT`."""
+        """Keep the checksum of a number; beyond `KEPT` it replaces the oldest."""
         entry = (number + 1 & LOW) << 32 | crc
         if len(self._latest) < KEPT:
             self._latest.append(entry)

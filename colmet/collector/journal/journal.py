@@ -275,7 +275,8 @@ class Journal:
                 self._described.clear()
                 self._failed(store, err)
                 return pending[at:]
-            except Exception as err:  # a defect must not end the thread
+            # A defect is logged with its trace, shown by the status and retried: without this thread nothing is stored.
+            except Exception as err:
                 self._described.clear()
                 self.failures += 1
                 self.all_failures += 1

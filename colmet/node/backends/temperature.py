@@ -74,7 +74,7 @@ class TemperatureBackend(InputBackend):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._listing: list[list[str]] = []
-        self._devices: list[str] = []  # of it, without links: a number may be another device's
+        self._devices: list[str] = []  # targets of its links: a number may become another device's
         self._known: dict[str, _Sensor] = {}  # present, or with a column, in the order of the columns
         self._columns: list[_Sensor] = []
         self._failures = 0
@@ -91,7 +91,7 @@ class TemperatureBackend(InputBackend):
         return cls(host) if options.enable_temperature else None
 
     def open(self) -> None:
-        self._devices = self._resolved(listing := self._list())
+        self._devices = self._targets(listing := self._list())
         self._listing = listing
         found = {sensor.name: sensor for sensor in (*self._zones(), *self._chips())}
         if not found:
@@ -116,9 +116,15 @@ class TemperatureBackend(InputBackend):
     def _list(self) -> list[list[str]]:
         return [self._host.sorted_names(path) for path in (THERMAL, HWMON)]
 
-    def _resolved(self, listing: list[list[str]]) -> list[str]:
-        places = zip((THERMAL, HWMON), listing)
-        return [self._host.resolve(f"{path}/{name}") for path, names in places for name in names]
+    def _targets(self, listing: list[list[str]]) -> list[str]:
+        found = []
+        for path, names in zip((THERMAL, HWMON), listing):
+            for name in names:
+                try:
+                    found.append(self._host.link(f"{path}/{name}"))
+                except OSError:  # no link, or gone meanwhile
+                    found.append(name)
+        return found
 
     def _zones(self) -> Iterator[_Sensor]:
         """Yield the thermal zones, by their numbers."""
@@ -173,7 +179,7 @@ class TemperatureBackend(InputBackend):
         return milli / 1000 if milli > 0 else None
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        if (listing := self._list()) != self._listing or self._resolved(listing) != self._devices:
+        if (listing := self._list()) != self._listing or self._targets(listing) != self._devices:
             self.open()
         milli = {sensor: self._read(sensor) for sensor in self._known.values()}
         degrees = [milli[sensor] for sensor in self._columns]

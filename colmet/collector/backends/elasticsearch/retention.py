@@ -41,7 +41,7 @@ def period_s(date_format: str) -> int:
 
 def _begin_s(text: str, date_format: str) -> int:
     """Return the begin of the period that a date names; ValueError if it names none."""
-    if "%V" in date_format:
+    if "%V" in date_format and "%u" not in date_format:
         text, date_format = f"{text} 1", f"{date_format} %u"
     return calendar.timegm(time.strptime(text, date_format))
 
@@ -56,7 +56,7 @@ def names_periods(date_format: str) -> bool:
             0 <= t - _begin_s(time.strftime(date_format, time.gmtime(t)), date_format) < period
             for t in range(1_700_000_000, 1_800_000_000, 25 * 3600)
         )
-    except ValueError:
+    except (ValueError, re.error):  # re.error: a part that stands twice
         return False
 
 
