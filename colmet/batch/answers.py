@@ -125,16 +125,12 @@ def json_values(text: str, command: str) -> list[object]:
         raise unknown_form(command, text[max(0, fault - _SHOWN // 2) :]) from err
 
 
-def _integer(digits: str) -> int | None:
-    return int(digits) if len(digits) <= _MAX_DIGITS else None
-
-
-def _nothing(_: str) -> None:
-    return None
-
-
 # strict=False: some programs print control characters in texts as they are
-_DECODER = json.JSONDecoder(strict=False, parse_int=_integer, parse_constant=_nothing)
+_DECODER = json.JSONDecoder(
+    strict=False,
+    parse_int=lambda digits: int(digits) if len(digits) <= _MAX_DIGITS else None,
+    parse_constant=lambda _: None,
+)
 
 
 # -- fields, read from untrusted input --

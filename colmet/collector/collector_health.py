@@ -148,13 +148,14 @@ class CollectorHealth:
                 self._senders(),
                 self._receiver.shared_names(),
                 self._receiver.most_new_jobs(),
-                self._counted(),
+                {name: dict(counters()) for name, counters in self._parts.items()},  # some are of the main thread
                 self._refusals_now(),
             )
         )
         received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
         for sender in senders:
-            age_s = sender["seen_age_s"] if sender["batches"] or _is_node(sender["name"]) else None
+            is_node = sender["batches"] or not (sender["name"].startswith("[") or sender["name"] == OTHERS)
+            age_s = sender["seen_age_s"] if is_node else None
             sender["silent"] = age_s is not None and max_age_s < age_s <= GONE_S
             sender["gone"] = age_s is not None and age_s > GONE_S
         senders.sort(key=_badness, reverse=True)
@@ -292,10 +293,6 @@ class CollectorHealth:
             for name, refusal in self._receiver.refusals.current(heard_ns).items()
         ]
 
-    def _counted(self) -> dict[str, dict[str, int]]:
-        """Return the counters of all parts; some of them read data of the main thread."""
-        return {name: dict(counters()) for name, counters in self._parts.items()}
-
     def _wrong(self) -> dict[str, int]:
         """Return the error counters since the start, by name."""
         senders = self._receiver.senders.values()
@@ -337,8 +334,3 @@ def _badness(sender: Mapping[str, Any]) -> tuple[Any, ...]:
         sender["lag_s"],
         sender["name"],
     )
-
-
-def _is_node(name: str) -> bool:
-    """Return whether it is a host's name, not the address of a sender of garbage."""
-    return not name.startswith("[") and name != OTHERS

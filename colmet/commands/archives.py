@@ -19,7 +19,7 @@ from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text import some_of
 from colmet.jobs.archive import queries
-from colmet.jobs.archive.derived import ANSWERS, LISTED
+from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.elastic import ElasticArchive
 from colmet.jobs.archive.local import LocalArchive, is_in_database, path_of
 from colmet.jobs.archive.store import ArchiveError
@@ -222,24 +222,16 @@ class RemoteArchive(queries.JobArchive):
     def __init__(self, client: InterfaceClient) -> None:
         self._client = client
 
-    def jobs(
-        self,
-        where: queries.JobFilter,
-        columns: Sequence[str] = tuple(LISTED),
-        sort: str = "start",
-        descending: bool = True,
-        offset: int = 0,
-        limit: int = 100,
+    def _page(
+        self, where: queries.JobFilter, wanted: list[str], order: tuple[str, bool], offset: int, limit: int
     ) -> queries.JobPage:
-        """Return a page of jobs; see `JobArchive.jobs`."""
-        queries.check_page(columns, sort, offset, limit)
-        asked = {**parameters_of(where), "columns": ",".join(columns), "sort": sort, "ascending": not descending}
+        asked = {**parameters_of(where), "columns": ",".join(wanted), "sort": order[0], "ascending": not order[1]}
         rows: list[queries.Row] = []
         while True:
             most = max(1, min(PAGE, limit - len(rows)))
             found = self._client.get("archive/jobs", {**asked, "offset": offset + len(rows), "limit": most})
             with self._client.checking_form():
-                total, items = int(found["total"]), [_row(item, columns) for item in found["items"][:most]]
+                total, items = int(found["total"]), [_row(item, wanted) for item in found["items"][:most]]
             rows += items
             if len(items) < most or len(rows) >= limit:
                 return queries.JobPage(total, rows[:limit])
@@ -256,9 +248,7 @@ class RemoteArchive(queries.JobArchive):
             summary = {**_row(found["job"], tuple(ANSWERS)), "advice": found["advice"]}
             return queries.ArchivedJob(summary, [dict(one) for one in found["hosts"]], list(map(int, found["starts"])))
 
-    def usage(self, where: queries.JobFilter, by: Sequence[str]) -> list[queries.UsageGroup]:
-        """Return sums by groups; see `JobArchive.usage`."""
-        queries.check_groups(by)
+    def _usage(self, where: queries.JobFilter, by: Sequence[str]) -> list[queries.UsageGroup]:
         found = self._client.get("usage", {**parameters_of(where), "by": ",".join(by)})
         with self._client.checking_form():
             return [

@@ -97,10 +97,8 @@ class Facility:
         cluster, node = self.cluster, self.login_node
         if self.jupyter is not None:
             jupyter, namespace, label = self.jupyter
-            for kind, where, by in (
-                ("jupyter-ml", namespace, label),
-                ("jupyter-coffea", COFFEA_NAMESPACE, COFFEA_LABEL),
-            ):
+            parts = ("jupyter-ml", namespace, label), ("jupyter-coffea", COFFEA_NAMESPACE, COFFEA_LABEL)
+            for kind, where, by in parts:
                 yield kind, JUPYTER_FILE, partial(self._notebooks, people, jupyter, kind, where, by)
         if self.logins is not None:
             logins = self.logins

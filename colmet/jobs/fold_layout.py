@@ -128,7 +128,9 @@ class TableReader:
         """Return the jobs, shape (n,), and the values, shape (n, columns)."""
         if self._picks is None:
             rows = self.rows(packed)
-            values = np.stack([_column(rows, name) for name in self._names], axis=1) if self._names else _NOTHING
+            stored, missing = rows.dtype.names or (), np.zeros(len(rows), "S1")
+            columns = [whole_numbers(rows[name] if name in stored else missing) for name in self._names]
+            values = np.stack(columns, axis=1) if self._names else _NOTHING
             return rows["job_id"].astype(np.int64), values
         words = np.frombuffer(packed, "<i8").reshape(-1, self._words)
         values = words.take(self._picks, axis=1)
@@ -148,10 +150,6 @@ def whole_numbers(values: npt.NDArray[Any]) -> Ints:
     elif values.dtype.kind not in "iu":
         return np.full(len(values), MISSING_INT, dtype=np.int64)
     return values.astype(np.int64)
-
-
-def _column(rows: npt.NDArray[np.void], name: str) -> Ints:
-    return whole_numbers(rows[name] if name in (rows.dtype.names or ()) else np.zeros(len(rows), "S1"))
 
 
 class TablePart(NamedTuple):

@@ -203,7 +203,7 @@ class ElasticHistory(RowStore):
                 if not hits:
                     raise ColmetError(f"{table}: more than {size} rows of {last[1]} at one time")
                 query["search_after"] = hits[-1].place
-            hits.sort(key=_order)
+            hits.sort(key=lambda hit: (hit.place, hit.id))  # the id ends with the row's number
             yield self._of_table(table, hits)
             if is_last:
                 return
@@ -287,10 +287,6 @@ class _HostPages(HostRows):
         chosen = every if columns is None or every is None else [name for name in every if name in columns]
         found = self._history.read(replace(self._query, columns=chosen, hosts=hosts))
         return [series for series in found if len(series)]
-
-
-def _order(hit: Hit) -> tuple[tuple[int, str], str]:
-    return hit.place, hit.id  # it ends with the row's number
 
 
 def _hits(answer: Mapping[str, Any]) -> list[Hit]:

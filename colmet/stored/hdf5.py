@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.host.files import size_of
 from colmet.stored.library_tables import between_of, pieces_of, times_of
 from colmet.stored.reading_process import SUFFIX, HeldFile, Reader, Unreadable, ask, files_of, printable
 from colmet.stored.rows import Spooled, TableRows, rows_of, spool_of, tables_of
@@ -121,7 +122,7 @@ class Hdf5History(RowStore):
     def amounts(self, columns: Mapping[str, Collection[str]]) -> Mapping[int, int]:
         """Return the number of values by hour; see `RowStore`. Reads each file once."""
         found: Counter[int] = Counter()
-        sizes = {file.path: _size(file.path) for file in self._files}
+        sizes = {file.path: size_of(file.path) for file in self._files}
         whole, done = max(1, sum(sizes.values())), 0
         failed: list[str] = []
         for file in self._files:
@@ -222,7 +223,9 @@ class Hdf5History(RowStore):
         for file in self._files:
             if file.overlaps(query.since, query.until):
                 try:
-                    done.append(ask(self._reader, file.path, read, _is_torn, progress))
+                    done.append(
+                        ask(self._reader, file.path, read, lambda rows: bool(getattr(rows, "nameless", 0)), progress)
+                    )
                 except ConfigError as err:
                     failed.append(str(err))
         self._report(failed, bool(done))
@@ -238,10 +241,6 @@ class Hdf5History(RowStore):
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
-
-
-def _is_torn(found: object) -> bool:
-    return isinstance(found, (TableRows, Spooled)) and found.nameless > 0
 
 
 class _SpooledRows(HostRows):
@@ -300,13 +299,6 @@ def _inode(path: str) -> int:
         return os.stat(path).st_ino
     except OSError as err:
         raise ConfigError(f"{path}: {err.strerror}; it was there at the start: run it again") from err
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _parts_within(file: _File, first: int, last: int) -> Iterator[list[list[Any]]]:

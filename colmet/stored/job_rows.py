@@ -131,15 +131,11 @@ class JobRows(GroupedRows):
         self.job = asked.job
         self._asked = asked
         tables = history.tables(asked.job)
-
-        def columns_of_table(table: str) -> Sequence[str]:
+        self._tables = {}
+        for table in sorted(tables):
             wanted = dict.fromkeys((*columns[table], *RUN_COLUMNS)) if table in columns else ()
-            return [column for column in wanted if column in tables[table]]
-
-        self._tables = {
-            table: self.rows(RowQuery(asked.job, table, columns_of_table(table), asked.since, asked.until))
-            for table in sorted(tables)
-        }
+            names = [column for column in wanted if column in tables[table]]
+            self._tables[table] = self.rows(RowQuery(asked.job, table, names, asked.since, asked.until))
         self._groups = groups_of([(rows, len(columns.get(table, ()))) for table, rows in self._tables.items()])
         self.hosts = [host for group in self._groups for host in group]
 

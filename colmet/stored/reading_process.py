@@ -140,7 +140,9 @@ class Reader:
     def _start(self) -> None:
         if self._spool is None:
             with contextlib.suppress(OSError):  # few requests need it
-                self._spool = tempfile.TemporaryFile(buffering=0, dir=_spool_folder())  # noqa: SIM115 - open until close
+                is_default = "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK)  # files are large
+                folder = "/var/tmp" if is_default else None
+                self._spool = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 - open until close
         read_questions, write_questions = os.pipe2(os.O_CLOEXEC)
         read_answers, write_answers = os.pipe2(os.O_CLOEXEC)
         with warnings.catch_warnings():
@@ -175,11 +177,6 @@ class Reader:
             os.kill(child, how)
             _, status = os.waitpid(child, 0)
         return status
-
-
-def _spool_folder() -> str | None:
-    """Return the directory of large temporary files; None for Python's choice."""
-    return "/var/tmp" if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK) else None
 
 
 ANSWERS = {kind.__name__: kind for kind in (TableRows, Spooled, _Failure, Progress)}

@@ -10,9 +10,8 @@ import zipfile
 
 import pytest
 
-from colmet.web.credentials import make_password
 from tests.beds.browsers import PACKAGES, browser_of
-from tests.beds.pages import PASSWORD, served, with_archive
+from tests.beds.pages import members_in, served, with_archive
 from tests.support import web_facts
 from tests.support.daemons import start, start_collector, uri
 from tests.support.health_daemons import daemons
@@ -92,8 +91,5 @@ def large_site(tmp_path_factory):
 
 @pytest.fixture
 def members(tmp_path):
-    """A file of logins: alice, and root, an administrator."""
-    path = tmp_path / "users"
-    path.write_text(f"alice:{make_password(PASSWORD).text()}\nroot:{make_password(PASSWORD).text()}:admin\n")
-    path.chmod(0o600)
-    return str(path)
+    """A file of logins, as `members_in` makes."""
+    return members_in(tmp_path)

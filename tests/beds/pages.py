@@ -7,6 +7,7 @@ import threading
 
 from colmet.common.daemon.metrics_http import ListenAddress
 from colmet.web.access import Access
+from colmet.web.credentials import make_password
 from colmet.web.server import WebServer
 from colmet.web.stored_routes import Stored
 from tests.support import web_facts
@@ -32,6 +33,15 @@ def served(facts, users=None, **more):
     finally:
         server.stop()
         thread.join(20)
+
+
+def members_in(folder):
+    """The path of a file of logins: alice and zoe, and root, an administrator."""
+    path = folder / "users"
+    word = make_password(PASSWORD).text()
+    path.write_text(f"alice:{word}\nzoe:{word}\nroot:{word}:admin\n")
+    path.chmod(0o600)
+    return str(path)
 
 
 def with_archive(folder, nodes, jobs, ended, **options):

@@ -14,18 +14,16 @@ import pytest
 
 from colmet.commands.usage import FIGURES
 from colmet.jobs.archive.local import LocalArchive
-from colmet.web.credentials import make_password
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.stored_routes import Stored
 from dev.live import JobRoot
-from tests.beds.pages import CHARTS, JOB, NAME, focused, served, shown, with_archive
+from tests.beds.pages import CHARTS, JOB, NAME, PASSWORD, focused, served, shown, with_archive
 from tests.support import web_facts
 from tests.support.waiting import free_port, wait_for
 from tests.support.web_store import stored_of
 
 OFTEN = "?every=1"  # the page asks each second
-PASSWORD = "a word that passes"
 
 
 def test_a_name_that_is_markup_stays_text(browser, site):
@@ -290,11 +288,8 @@ def test_a_choice_does_not_wait_for_the_answer_to_a_poll(browser, archived):
         page.wait("[...document.querySelectorAll('td.of-state')].every(e => e.textContent.startsWith('failed'))", 5)
 
 
-def test_one_without_jobs_in_the_archive_sees_a_line_on_it(browser, tmp_path):
-    users = tmp_path / "users"
-    users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
-    users.chmod(0o600)
-    with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
+def test_one_without_jobs_in_the_archive_sees_a_line_on_it(browser, tmp_path, members):
+    with with_archive(tmp_path, 10, 20, 60, users=members) as url, browser.page() as page:
         page.sign_in(url, "zoe", PASSWORD)
         page.open(url)
         page.wait("document.querySelector('.pages p')?.textContent.startsWith('You have no job here so far')")
@@ -326,11 +321,8 @@ def test_the_list_of_jobs_survives_a_restart_of_the_interface(browser, tmp_path)
         assert page.complaints() == []
 
 
-def test_a_user_sees_my_jobs(browser, tmp_path):
-    users = tmp_path / "users"
-    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
-    users.chmod(0o600)
-    with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
+def test_a_user_sees_my_jobs(browser, tmp_path, members):
+    with with_archive(tmp_path, 10, 20, 60, users=members) as url, browser.page() as page:
         page.sign_in(url, "alice", PASSWORD)
         shown(page, url)
         assert page.run("[document.title, document.querySelector('h1').textContent]") == ["My jobs – Colmet", "My jobs"]
@@ -405,11 +397,8 @@ def test_usage_is_saved_as_csv_like_that_of_the_command(browser, archived):
             assert float(line[2]) == pytest.approx(sums[line[0]]["core_s"] / 3600)
 
 
-def test_a_user_sees_the_own_usage_and_totals(browser, tmp_path):
-    users = tmp_path / "users"
-    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
-    users.chmod(0o600)
-    with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
+def test_a_user_sees_the_own_usage_and_totals(browser, tmp_path, members):
+    with with_archive(tmp_path, 10, 20, 60, users=members) as url, browser.page() as page:
         page.sign_in(url, "alice", PASSWORD)
         shown(page, url)
         facts = page.run("[...document.querySelectorAll('.facts.line div')].map(e => e.textContent)")
@@ -510,11 +499,8 @@ def test_a_chart_says_in_words_and_as_a_table_what_it_shows(browser, site):
         assert heads == ["Time", "used", "allocated"]
 
 
-def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, tmp_path):
-    users = tmp_path / "users"
-    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
-    users.chmod(0o600)
-    with served(web_facts.MadeUpFacts(50, 200), str(users)) as url, browser.page() as page:
+def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, members):
+    with served(web_facts.MadeUpFacts(50, 200), members) as url, browser.page() as page:
         page.sign_in(url, "alice", PASSWORD)
         shown(page, url)
         page.wait("document.getElementById('who').textContent === 'alice'")
@@ -523,11 +509,8 @@ def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, tmp_path):
         assert page.complaints() == []
 
 
-def test_one_who_has_no_job_is_informed(browser, tmp_path):
-    users = tmp_path / "users"
-    users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
-    users.chmod(0o600)
-    with served(web_facts.MadeUpFacts(20, 50), str(users)) as url, browser.page() as page:
+def test_one_who_has_no_job_is_informed(browser, members):
+    with served(web_facts.MadeUpFacts(20, 50), members) as url, browser.page() as page:
         page.sign_in(url, "zoe", PASSWORD)
         page.open(url)
         page.wait("document.getElementById('main')?.dataset.shown")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from colmet.web.credentials import make_password
 from tests.beds.pages import CHARTS, PASSWORD, served
 from tests.support.waiting import wait_for
 from tests.support.web_past import DAY_S, PAST, SLOW, Past
@@ -51,13 +50,10 @@ class Steps:
 
 
 @pytest.fixture
-def past(tmp_path):
+def past(tmp_path, members):
     """The address of the page for alice, whose job ran yesterday."""
-    users = tmp_path / "users"
-    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
-    users.chmod(0o600)
     made = Past(tmp_path)
-    with served(made.queries, str(users), stored=made.stored) as url:
+    with served(made.queries, members, stored=made.stored) as url:
         yield url
 
 

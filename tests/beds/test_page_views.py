@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import pytest
 
-from colmet.web.credentials import make_password
-from tests.beds.pages import CHARTS, JOB, NODE, findings, served
+from tests.beds.pages import CHARTS, JOB, NODE, PASSWORD, findings, members_in, served
 from tests.support import web_facts
 from tests.support.web_jobs import jobs_in
 from tests.support.web_past import GONE, PAST, Past
 from tests.support.web_store import stored_of
 
-PASSWORD = "a-word-that-passes"
 PICTURES = os.environ.get("COLMET_PICTURES", "")  # a folder for pictures of every view, to be looked at
 WIDTHS = {1280: False, 390: True}
 NAMED = (
@@ -74,13 +72,11 @@ VIEWS = {
 def sites(tmp_path_factory):
     """A cluster whose jobs run, and one whose jobs are of yesterday; for an ordinary user and an administrator."""
     folder = tmp_path_factory.mktemp("sites")
-    users = folder / "users"
-    users.write_text(f"alice:{make_password(PASSWORD).text()}\nroot:{make_password(PASSWORD).text()}:admin\n")
-    users.chmod(0o600)
+    users = members_in(folder)
     past = Past(folder)
     facts = web_facts.MadeUpFacts(60, 480)
     stored = stored_of(facts)._replace(archive=jobs_in(folder / "live.sqlite", facts, 100))
-    with served(past.queries, str(users), stored=past.stored) as then, served(facts, str(users), stored=stored) as live:
+    with served(past.queries, users, stored=past.stored) as then, served(facts, users, stored=stored) as live:
         yield {"past": then, "live": live}
 
 

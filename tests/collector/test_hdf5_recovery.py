@@ -959,6 +959,19 @@ def locked_by_another(path):
         process.stdin.close()
 
 
+def test_a_file_with_a_late_row_is_removed_when_that_is_old_enough(tmp_path, at):
+    four_days(tmp_path, at, now_day=40)
+    set_time_of_last_row(tmp_path / DAYS[0], TIME_S + 39 * DAY_S)
+    os.utime(tmp_path / DAYS[0], (TIME_S, TIME_S))
+    output, state = started(tmp_path, rotate_s=DAY_S, keep_s=2 * DAY_S)
+    for day, is_there in ((40.5, True), (41.5, False)):
+        at(TIME_S + int(day * DAY_S))
+        state.end = state.position + 1
+        output.write([record(0)._replace(number=state.position, received_ns=int((TIME_S + day * DAY_S) * 1e9))])
+        assert (DAYS[0] in files(tmp_path)) is is_there
+    output.close()
+
+
 def test_a_file_that_waiting_rows_go_to_is_not_removed(tmp_path, at):
     four_days(tmp_path, at, now_day=40)
     notes = json.loads((tmp_path / "state").read_text())

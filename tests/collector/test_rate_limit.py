@@ -19,7 +19,7 @@ def clock():
 
 
 def admitted(limit, sender, count, size=0):
-    return sum(limit.admits(sender, "", size) for _ in range(count))
+    return sum(bool(limit.admit(sender, "", size)) for _ in range(count))
 
 
 def test_a_burst_is_accepted_then_a_number_per_second(clock):
@@ -44,7 +44,7 @@ def test_a_sender_that_keeps_to_its_rate_is_never_limited(clock):
     limit = RateLimit(5, 1000, clock)
     for _ in range(1000):
         clock.now += 0.2
-        assert limit.admits("a", "", 200)
+        assert limit.admit("a", "", 200)
 
 
 def test_no_limit_is_no_limit(clock):
@@ -56,16 +56,16 @@ def test_senders_are_forgotten_before_they_fill_memory(clock, monkeypatch):
     limit = RateLimit(1, 0, clock)
     assert admitted(limit, "busy", 20) == 10
     for n in range(100):
-        limit.admits(f"sender-{n}", "", 1)
-        assert not limit.admits("busy", "", 1), "who was heard last is remembered"
+        limit.admit(f"sender-{n}", "", 1)
+        assert not limit.admit("busy", "", 1), "who was heard last is remembered"
     assert len(limit._used) <= 10
 
 
 def test_an_address_may_send_for_several_nodes_and_a_key_for_one(clock):
     rates = RateLimit(10, 0, clock)
-    assert sum(rates.admits("", "10.0.0.1", 1) for _ in range(10_000)) == 2000
-    assert sum(rates.admits("node-1", "10.0.0.1", 1) for _ in range(10_000)) == 100
-    assert rates.admits("node-2", "10.0.0.1", 1), "nodes with keys do not share what their address may send"
+    assert sum(bool(rates.admit("", "10.0.0.1", 1)) for _ in range(10_000)) == 2000
+    assert sum(bool(rates.admit("node-1", "10.0.0.1", 1)) for _ in range(10_000)) == 100
+    assert rates.admit("node-2", "10.0.0.1", 1), "nodes with keys do not share what their address may send"
 
 
 def test_what_is_beyond_is_not_even_read_and_counted(clock, caplog):
@@ -81,7 +81,7 @@ def test_what_is_beyond_is_not_even_read_and_counted(clock, caplog):
 
 
 def taken(rates, user, peer, size=1, tries=100_000):
-    return next(n for n in range(tries) if not rates.admits(user, peer, size))
+    return next(n for n in range(tries) if not rates.admit(user, peer, size))
 
 
 def test_a_budget_is_used_up_and_fills_again(clock):

@@ -332,11 +332,7 @@ def test_energy_of_an_interval_in_which_the_agent_began_again_is_missing(history
 @pytest.mark.parametrize(
     ("table", "columns", "watts"),
     [
-        (
-            "RAPLstats_default",
-            {"counter_1": 300 * MS, "counter_3": 200 * MS, "counter_5": 100 * MS, "counter_7": -1},
-            80,
-        ),
+        ("RAPLstats_default", {"counter_1": 300 * MS, "counter_3": 200 * MS, "counter_5": 100 * MS}, 80),
         ("ipmipowerstats_default", {"average_power_consumption": 250}, 250),
         ("ipmipowerstats_default", {"average_power_consumption": -1, "current_power": 200}, 200),
     ],
@@ -349,6 +345,19 @@ def test_energy_comes_from_what_there_is(history, table, columns, watts):
     energy = report_of(history).energy
     assert energy.nodes_joules == pytest.approx(watts * WALL_S)
     assert energy.source == ("rapl" if table.startswith("RAPL") else "ipmi")
+
+
+def test_the_bmc_counts_after_rapl_has_failed_for_long(history):
+    job_rows(history, count=400)
+    node_rows(history, count=400)
+    times, columns = history.rows[NODE, "raplzones_default"]["node-1"]
+    kept = times < START + 300
+    history.rows[NODE, "raplzones_default"]["node-1"] = (times[kept], {key: one[kept] for key, one in columns.items()})
+    history.add(
+        NODE, "ipmipowerstats_default", "node-1", START - 25 + 5 * np.arange(420), average_power_consumption=100
+    )
+    energy = report_of(history, now=START + 2200).energy
+    assert energy.covered_ratio == pytest.approx(1 - 600 / 1995, abs=0.01), "but for the ten minutes before"
 
 
 def test_the_power_of_a_gap_is_not_made_up(history):

@@ -127,6 +127,22 @@ def found(database):
     return database.sources(JOBS), database.sources(HOSTS)
 
 
+def test_what_a_proxy_refuses_as_too_large_is_sent_in_smaller_parts(database, collectors, monkeypatch):
+    one, send = collectors("a"), Sharer._send_hosts
+
+    def refuse(self, waiting):
+        if len(waiting) > 100:
+            raise OutputUnavailable("413 Payload Too Large")
+        return send(self, waiting)
+
+    monkeypatch.setattr(Sharer, "_send_hosts", refuse)
+    one.write(*[host(n, "a", YEAR_START) for n in range(1, 301)])
+    for _ in range(30):
+        with contextlib.suppress(OutputUnavailable):
+            one.sharer.push()
+    assert len(database.sources(JOBS)) == 300
+
+
 def test_a_job_on_hosts_of_two_collectors_is_one_job(database, collectors, one_for_all):
     a, b = collectors("a"), collectors("b")
     hosts = [host(1, "n1", YEAR_START), host(1, "n2", YEAR_START + 3, 200)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from colmet.batch.systems import CANCELLED, DONE, RUNNING, JobRecord
+from colmet.jobs.archive import matching
 from colmet.jobs.archive.matching import NAMES, columns_of, plan
 from colmet.jobs.columns import BATCH
 
@@ -37,6 +38,14 @@ def after(rows, *batches):
 
 def seen(rows):
     return {start: (row["state"], row["started"], row["ended"]) for start, row in sorted(rows.items())}
+
+
+def test_tasks_of_an_array_are_not_each_compared_with_all_others(monkeypatch):
+    asked = []
+    same = matching._is_same
+    monkeypatch.setattr(matching, "_is_same", lambda *both: asked.append(both) or same(*both))
+    records = [record(100 + n, 200 + n, batch_id=f"7_{n}") for n in range(2000)]
+    assert len(plan([], records).inserts) == 2000 and len(asked) < 10 * 2000
 
 
 def test_the_fields_of_a_record_are_the_columns_of_the_archive():

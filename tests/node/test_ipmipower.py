@@ -308,11 +308,7 @@ NO_POWER = "dell:power-monitoring-over-interval failed: Cannot execute command. 
     ("freeipmi", "ipmitool", "text"),
     [
         ("could not find inband device", NO_DEVICE, "modprobe -a ipmi_si ipmi_devintf"),
-        (
-            "bmc-info: password invalid",
-            "Error: Unable to establish IPMI v2 / RMCP+ session",
-            "user and password in a file",
-        ),
+        ("bmc-info: password invalid", "Error: Unable to establish IPMI v2 / RMCP+ session", "and password in a file"),
         ("bmc-info: privilege level cannot be obtained for this user", "", "let that user log in"),
         ("bmc-info: connection timeout", "Error: Unable to establish IPMI v2 / RMCP+ session", "that the BMC answers"),
         ("bmc-info: permission denied", "", "start colmet-node as root"),

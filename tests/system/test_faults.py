@@ -27,26 +27,22 @@ ROOM = 64 << 20
 LITTLE_ROOM = 16 << 10
 
 
-class Node:
+class Daemon:
     """A process that can be killed and started again."""
 
-    def __init__(self, world, name, room):
-        self.name = name
-        self._world = world
-        self._room = room
-        self.notes = world.directory / f"{name}.notes"
-        self.log = world.directory / f"{name}.log"
+    def __init__(self, world, log, side, ready):
+        self._world, self.log, self._side, self._ready = world, log, side, ready
         self.process = None
         self._log_start = 0
 
-    def start(self):
-        directory = self._world.directory / f"{self.name}.spool"
+    def launch(self, command):
         self._log_start = len(self.log.read_text()) if self.log.exists() else 0
-        command = [sys.executable, NODE, self.name, directory, self.notes, self._room, self._world.factor]
-        command += [collector.uri for collector in self._world.collectors]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._world.tunnel.inside(1, *map(str, command)), stdout=log, stderr=log, env=self._world.environment
+                self._world.tunnel.inside(self._side, *map(str, command)),
+                stdout=log,
+                stderr=log,
+                env=self._world.environment,
             )
 
     def kill(self):
@@ -54,12 +50,26 @@ class Node:
         self.process.wait(20)
 
     def stop(self):
-        """Take no more rows, and end once all are acknowledged."""
         until = time.monotonic() + 60
-        while "backend on" not in self.log.read_text()[self._log_start :]:  # before, a signal would just end it
+        while self._ready not in self.log.read_text()[self._log_start :]:  # before, a signal would just end it
             assert self.process.poll() is None and time.monotonic() < until, self._world.text()
             time.sleep(0.05)
         self.process.send_signal(signal.SIGTERM)
+
+
+class Node(Daemon):
+    """A node; after `stop`, it takes no more rows, and ends once all are acknowledged."""
+
+    def __init__(self, world, name, room):
+        super().__init__(world, world.directory / f"{name}.log", 1, "backend on")
+        self.name = name
+        self._room = room
+        self.notes = world.directory / f"{name}.notes"
+
+    def start(self):
+        directory = self._world.directory / f"{self.name}.spool"
+        command = [sys.executable, NODE, self.name, directory, self.notes, self._room, self._world.factor]
+        self.launch([*command, *[collector.uri for collector in self._world.collectors]])
 
     def end(self):
         assert self.process.wait(150) == 0, self._world.text()
@@ -79,36 +89,20 @@ class Node:
         return taken, dropped
 
 
-class Collector:
+class Collector(Daemon):
     """A process that can be killed and started again."""
 
     def __init__(self, world, number):
-        self._world = world
         self.prefix = world.directory / f"collector-{number}"
-        self.log = self.prefix.with_suffix(".log")
+        super().__init__(world, self.prefix.with_suffix(".log"), 0, "listening uri")
         self.uri = f"tcp://{ADDRESSES[0]}:{5556 + 2 * number}"
-        self.process = None
-        self._log_start = 0
 
     def start(self):
         command = [sys.executable, "-m", "colmet.collector.main", "-v", "--zeromq-bind-uri", self.uri, "-s", "0.2"]
-        command += ["--hdf5-filepath", f"{self.prefix}.hdf5", "-s", "0.1", "--control-socket", ""]
-        self._log_start = len(self.log.read_text()) if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._world.tunnel.inside(0, *command), stdout=log, stderr=log, env=self._world.environment
-            )
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
+        self.launch([*command, "--hdf5-filepath", f"{self.prefix}.hdf5", "-s", "0.1", "--control-socket", ""])
 
     def stop(self):
-        until = time.monotonic() + 60
-        while "listening uri" not in self.log.read_text()[self._log_start :]:  # before, a signal would just end it
-            assert self.process.poll() is None and time.monotonic() < until, self._world.text()
-            time.sleep(0.05)
-        self.process.send_signal(signal.SIGTERM)
+        super().stop()
         assert self.process.wait(60) == 0, self._world.text()
 
     def stored(self):

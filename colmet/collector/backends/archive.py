@@ -20,7 +20,7 @@ from colmet.collector.journal.output_state import OutputState
 from colmet.common import database_client
 from colmet.common.config.cli import Options, Rare, period
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.host.files import check_writable, make, reason_with_remedy
+from colmet.common.host.files import check_writable, make, reason_with_remedy, size_of
 from colmet.jobs.archive.archiver import COUNTS, Archiver
 from colmet.jobs.archive.indices import Indices
 from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner
@@ -284,7 +284,7 @@ class ArchiveOutput(OutputBackend):
             **batch,
             "jobs_removed": self._expiry.removed,
             "files_damaged": self._damaged,
-            "size_bytes": sum([_size(self.path + suffix) for suffix in ("", "-wal")]),
+            "size_bytes": sum([size_of(self.path + suffix) for suffix in ("", "-wal")]),
         }
 
     def details(self) -> Mapping[str, Any]:
@@ -315,14 +315,6 @@ class ArchiveOutput(OutputBackend):
         store, self._store, self._archiver = self._store, None, None
         if store is not None:
             store.close()
-
-
-def _size(path: str) -> int:
-    """Return the size of a file in bytes; 0 if there is none."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _not_writable(path: str, err: OSError) -> ConfigError:

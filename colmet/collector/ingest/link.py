@@ -163,7 +163,7 @@ class CollectorLink:
             called = self._server.receive()
             if called is None:
                 break
-            if not self._rates.admits(called.user, called.peer, len(called.message)):
+            if self._rates.admit(called.user, called.peer, len(called.message)) is None:
                 self._limit(called)
                 continue
             try:
@@ -355,7 +355,7 @@ def open_link(
     if uri is not None:
         return LinkServer(uri, authenticator=authenticator), None
     uri = link_uri(data_uri)
-    if _noted(directory) and _is_free(uri):
+    if directory and os.path.exists(os.path.join(directory, NOTE)) and _is_free(uri):
         log.warning("link waits up to %g s, for another collector that had its port before: uri=%s", WAIT_S, uri)
         until = time.monotonic() + WAIT_S
         while _is_free(uri) and time.monotonic() < until:
@@ -378,10 +378,6 @@ def _note(directory: str) -> None:
     if directory:
         with contextlib.suppress(OSError), open(os.path.join(directory, NOTE), "wb"):
             pass
-
-
-def _noted(directory: str) -> bool:
-    return bool(directory) and os.path.exists(os.path.join(directory, NOTE))
 
 
 def _is_free(uri: str) -> bool:

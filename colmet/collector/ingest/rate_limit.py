@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from colmet.common.daemon.pacing import TokenBucket
 
@@ -113,17 +113,9 @@ class RateLimit:
         """Admit a message only if `has_room` returns True for its sender and size."""
         self._has_room = has_room
 
-    def admits(self, user: str, peer: str, size: int) -> bool:
-        """Return whether a message of this size is admitted from a user or, without keys, from an address."""
-        return self.admit(user, peer, size, self._monotonic()) is not None
-
-    def admit_all(self, received: Sequence[tuple[bytes, str, str]]) -> list[SenderUse | None]:
-        """Return the use of the sender of each message, given with its address and user; None if it is not admitted."""
-        now = self._monotonic()
-        return [self.admit(user, peer, len(message), now) for message, peer, user in received]
-
-    def admit(self, user: str, peer: str, size: int, now: float) -> SenderUse | None:
+    def admit(self, user: str, peer: str, size: int) -> SenderUse | None:
         """Return the use of a sender if a message of this size is admitted, None otherwise."""
+        now = self._monotonic()
         sender, nodes = sender_of(user, peer)
         used = self._used.get(sender)
         if used is None:
@@ -132,7 +124,8 @@ class RateLimit:
                 self._used.popitem(last=False)
         else:
             self._used.move_to_end(sender)
-        messages, size_s, work_s = self._per_s * nodes, self._bytes_per_s * nodes, _work_s(nodes)
+        messages, size_s = self._per_s * nodes, self._bytes_per_s * nodes
+        work_s = WORK_S if nodes == 1 else WORK_OF_AN_ADDRESS_S
         used.pass_time(now, messages, size_s, work_s)
         if messages * BURST_S - used.messages < 1:
             beyond = "messages"
@@ -168,8 +161,3 @@ class RateLimit:
 def sender_of(user: str, peer: str) -> tuple[str, int]:
     """Return the name of a sender, a user or an address, and the number of nodes behind it."""
     return (user, 1) if user else (f"[{peer}]", NODES_OF_AN_ADDRESS)
-
-
-def _work_s(nodes: int) -> float:
-    """Return the limit of CPU time for these nodes in a second."""
-    return WORK_S if nodes == 1 else WORK_OF_AN_ADDRESS_S

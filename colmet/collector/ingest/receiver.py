@@ -142,7 +142,7 @@ class Receiver:
 
         Messages of Colmet 0.6 are decoded together.
         """
-        admitted = self._rates.admit_all(received)
+        admitted = [self._rates.admit(user, peer, len(message)) for message, peer, user in received]
         self._look(len(received))
         self._is_verbose = log.isEnabledFor(logging.DEBUG)
         taken = Taken([], [], [], set())

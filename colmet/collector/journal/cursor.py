@@ -9,7 +9,7 @@ from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segment_store import SegmentStore
 from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SegmentReader
 from colmet.common.errors import OutputUnavailable, WireError
-from colmet.common.record_log import Damage, LogRecord
+from colmet.common.record_log import Damage
 from colmet.common.wire import Decoder, v1
 
 
@@ -74,7 +74,10 @@ class Cursor:
                     self._position = limit
                     return records
                 elif found.kind == DESCRIPTION:
-                    self._learn(found)
+                    try:
+                        self._decoder.learn(v1.inflated(found.content))
+                    except WireError as err:  # of another version of Colmet
+                        self._journal.refuse(found.number, err)
                 elif found.kind == MESSAGE and found.number >= position:
                     position = found.number + 1  # after a failed write, one may be in two segments
                     try:
@@ -90,12 +93,6 @@ class Cursor:
                 self._next_segment(store)
         self._position = records[-1].number + 1 if records else -1
         return records
-
-    def _learn(self, found: LogRecord) -> None:
-        try:
-            self._decoder.learn(v1.inflated(found.content))
-        except WireError as err:  # of another version of Colmet
-            self._journal.refuse(found.number, err)
 
     def _open(self, store: SegmentStore, segment: tuple[int, str] | None) -> None:
         """Open a segment, or the first existing one after it, if any."""

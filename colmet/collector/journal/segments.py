@@ -105,7 +105,9 @@ class SegmentReader(LogReader):
             raise
         self.header = header if header and journal in ("", header.journal) else None
         seed = seed_of(journal or (header.journal if header else "0"))
-        super().__init__(FORM, seed, self._pread, self._size, SEGMENT_HEADER_BYTES if header else 0)
+        super().__init__(
+            FORM, seed, self._pread, lambda: os.fstat(self._descriptor).st_size, SEGMENT_HEADER_BYTES if header else 0
+        )
 
     def _pread(self, offset: int, size: int) -> bytes:
         parts = []
@@ -114,9 +116,6 @@ class SegmentReader(LogReader):
             offset += len(part)
             size -= len(part)
         return b"".join(parts)
-
-    def _size(self) -> int:
-        return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
         """Close the file; idempotent."""

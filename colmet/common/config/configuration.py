@@ -278,7 +278,9 @@ class Settings:
     def __init__(self, options: argparse.Namespace, configuration: Configuration | None = None) -> None:
         self._options = options
         self._configuration = configuration
-        self._prepares: dict[str, Prepare] = {"verbose": at_once(_set_verbosity)}
+        self._prepares: dict[str, Prepare] = {
+            "verbose": at_once(lambda count: logging.getLogger().setLevel(verbosity(count)))
+        }
         self.reloads = self.failures = 0
 
     def add(self, prepares: Mapping[str, Prepare]) -> None:
@@ -356,7 +358,3 @@ class Settings:
 def verbosity(count: int) -> int:
     """Return the level of the log for a number of -v: WARNING, INFO, DEBUG, as in Colmet 0.6 (30 - 10 x count)."""
     return max(logging.DEBUG, logging.WARNING - 10 * count)
-
-
-def _set_verbosity(count: int) -> None:
-    logging.getLogger().setLevel(verbosity(count))

@@ -27,6 +27,14 @@ def is_made(path: str) -> bool:
     return os.path.abspath(path) in made
 
 
+def size_of(path: str) -> int:
+    """Return the size of a file in bytes; 0 if there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def make(path: str, mode: int = 0o777) -> None:
     """Make a directory and its parents, if missing; `mode`, less the umask, is of the directory itself.
 

@@ -182,7 +182,12 @@ class LatestTables:
             if age_s <= 2 * (before.period_s or UNKNOWN_PERIOD_S) and _is_of_some(table, latest, jobs):
                 size += before.size_bytes - (_size(before.later) if before.later is not None else 0)
                 pair = before._replace(later=table, size_bytes=size)
-            elif jobs is None and not age_s and latest.schema == table.schema and _is_of_others(table, latest):
+            elif (
+                jobs is None
+                and not age_s
+                and latest.schema == table.schema
+                and {*latest.job_ids}.isdisjoint(table.job_ids)
+            ):
                 # one slow sample of Colmet 0.6 has several times, each with some of the jobs
                 joined = Table(latest.schema, latest.time_ns, latest.packed + table.packed)
                 pair = before._replace(latest=joined, size_bytes=before.size_bytes + size - TABLE_BYTES)
@@ -213,10 +218,6 @@ def _is_of_some(table: Table, before: Table, jobs: tuple[int, ...] | None) -> bo
         return False
     here = {*before.job_ids} & {*jobs, 0}
     return not here <= {*table.job_ids}
-
-
-def _is_of_others(table: Table, before: Table) -> bool:
-    return {*before.job_ids}.isdisjoint(table.job_ids)
 
 
 def _size_beside(jobs: tuple[int, ...] | None) -> int:

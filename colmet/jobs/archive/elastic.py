@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from colmet.common import database_client
 from colmet.common.database_client import DatabaseClient
 from colmet.common.errors import OutputUnavailable
 from colmet.jobs.archive import queries
-from colmet.jobs.archive.derived import ANSWERS, LISTED
+from colmet.jobs.archive.derived import ANSWERS
 from colmet.jobs.archive.documents import HOST_NAMES, HOSTS, JOBS, LOWER_NAME, RULE_WORDS, row_of
 from colmet.jobs.archive.queries import ArchivedJob, Deadline, JobArchive, JobFilter, JobPage, Row, UsageGroup
 from colmet.jobs.archive.store import ArchiveError
@@ -59,35 +60,23 @@ class ElasticArchive(JobArchive):
         """Close all connections; idempotent."""
         self._client.close()
 
-    def jobs(
-        self,
-        where: JobFilter,
-        columns: Sequence[str] = tuple(LISTED),
-        sort: str = "start",
-        descending: bool = True,
-        offset: int = 0,
-        limit: int = 100,
-    ) -> JobPage:
-        """Return a page of jobs; see `JobArchive.jobs`."""
-        where.check()
-        queries.check_page(columns, sort, offset, limit)
-        wanted = list(dict.fromkeys(columns))
-        way = "desc" if descending else "asc"
-        order = [in_order("start", way, "date"), in_order("job", way, "long")]
+    def _page(self, where: JobFilter, wanted: list[str], order: tuple[str, bool], offset: int, limit: int) -> JobPage:
+        sort, way = order[0], "desc" if order[1] else "asc"
+        keys = [in_order("start", way, "date"), in_order("job", way, "long")]
         if sort != "start":
-            order.insert(0, in_order(sort, way, "keyword"))
+            keys.insert(0, in_order(sort, way, "keyword"))
         filters = filters_of(where)
         total = self._count(filters)
         rows: list[Row] = []
         after: list[Any] | None = None
         if PAGE - limit < offset < total:  # the server counts no further
-            for hit in self.pages(JOBS, filters, order, (), offset):
+            for hit in self.pages(JOBS, filters, keys, (), offset):
                 after = hit.sort
             offset = 0
         if offset < total:
             rows = [
                 row_of(hit.source, ANSWERS, wanted)
-                for hit in self.pages(JOBS, filters, order, wanted, limit, offset, after)
+                for hit in self.pages(JOBS, filters, keys, wanted, limit, offset, after)
             ]
         return JobPage(total, rows)
 
@@ -119,12 +108,9 @@ class ElasticArchive(JobArchive):
         ]
         return ArchivedJob(summary, list(hosts_of_job(summary, hosts)), starts)
 
-    def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
-        """Return sums by groups; see `JobArchive.usage`."""
+    def _usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         from colmet.jobs.archive.elastic_usage import usage_of
 
-        where.check()
-        queries.check_groups(by)
         return usage_of(self, where, by)
 
     # -- searches --
@@ -248,7 +234,9 @@ def filters_of(where: JobFilter) -> Filters:
         named = [{"term": {"batch_id": where.task}}, {"term": {"array_index": task[1]}}]
         found += [{"term": {"array": task[0]}}, {"bool": {"should": named}}]
     if where.name:
-        found.append({"wildcard": {LOWER_NAME: {"value": f"*{_plain(_lower(where.name))}*"}}})
+        found.append(
+            {"wildcard": {LOWER_NAME: {"value": "*" + re.sub(r"[\\*?]", r"\\\g<0>", _lower(where.name)) + "*"}}}
+        )
     if where.since is not None:
         found.append({"bool": {"should": [from_on("end", where.since), {"term": {"state": RUNNING}}]}})
     if where.until is not None:
@@ -263,8 +251,3 @@ def filters_of(where: JobFilter) -> Filters:
 def _lower(text: str) -> str:
     """Return a text in lower case, as SQLite does: letters of ASCII alone."""
     return "".join([letter.lower() if letter.isascii() else letter for letter in text])
-
-
-def _plain(text: str) -> str:
-    """Return the pattern of a text."""
-    return "".join([f"\\{letter}" if letter in "\\*?" else letter for letter in text])

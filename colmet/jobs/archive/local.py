@@ -55,24 +55,12 @@ class LocalArchive(JobArchive):
         """Close the file; idempotent."""
         self._store.close()
 
-    def jobs(
-        self,
-        where: JobFilter,
-        columns: Sequence[str] = tuple(LISTED),
-        sort: str = "start",
-        descending: bool = True,
-        offset: int = 0,
-        limit: int = 100,
-    ) -> JobPage:
-        """Return a page of jobs; see `JobArchive.jobs`."""
-        where.check()
-        queries.check_page(columns, sort, offset, limit)
+    def _page(self, where: JobFilter, wanted: list[str], order: tuple[str, bool], offset: int, limit: int) -> JobPage:
         condition, values = _where(where)
         total = self._ask(f"SELECT count(*) AS n FROM listed AS l WHERE {condition}", values)[0]["n"]
         if total <= offset:
             return JobPage(total, [])
-        wanted = list(dict.fromkeys(columns))
-        keys = self._ask(f"{_ordered(condition, sort, descending)} LIMIT ? OFFSET ?", [*values, limit, offset])
+        keys = self._ask(f"{_ordered(condition, *order)} LIMIT ? OFFSET ?", [*values, limit, offset])
         if not wanted:
             return JobPage(total, [{} for _ in keys])
         if all(name in LISTED for name in wanted):
@@ -103,10 +91,7 @@ class LocalArchive(JobArchive):
         hosts = [one for one in hosts if of <= (one["start"] or 0) <= last]
         return ArchivedJob(summary, list(hosts_of_job(summary, hosts)), starts)
 
-    def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
-        """Return sums by groups; see `JobArchive.usage`."""
-        where.check()
-        queries.check_groups(by)
+    def _usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         span = next((word for word in by if word in queries.SPANS), None)
         parts = [Span("", -_FOREVER, _FOREVER)]
         if span is not None:
@@ -141,7 +126,8 @@ class LocalArchive(JobArchive):
         if of_hosts and where.only_own_hosts:
             condition = f"{condition} AND coalesce(h.user, '') IN ('', {_marks(where.users)})"
             values = [*values, *where.users]
-        groups = [f"{_key(word)} AS g{n}" for n, word in enumerate(by)]
+        column_of = {"host": "h.host", **dict.fromkeys(queries.SPANS, "p.name")}
+        groups = [f"{column_of.get(word, f'l.{_quoted(word)}')} AS g{n}" for n, word in enumerate(by)]
         own, at = (_HOST_SQL, "h") if of_hosts else ({}, "l")
         columns = [f"{own.get(name, f'{at}.{name}')} AS {name}" for name in queries.SUMS]
         inner = ", ".join([*groups, "l.job AS job, l.start AS start", *columns, f"{_share(start, end)} AS part"])
@@ -197,11 +183,6 @@ def _fitting(columns: Mapping[str, JobColumn], row: Mapping[str, Any]) -> Row:
 
 def _quoted(name: str) -> str:
     return f'"{name}"'
-
-
-def _key(word: str) -> str:
-    """Return the column of a group."""
-    return "p.name" if word in queries.SPANS else "h.host" if word == "host" else f"l.{_quoted(word)}"
 
 
 def _share(start: str, end: str) -> str:

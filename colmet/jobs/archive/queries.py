@@ -152,7 +152,6 @@ class JobArchive(ABC):
     Every method raises `QueryError` for an unusable question, and another `ColmetError` if the archive cannot be read.
     """
 
-    @abstractmethod
     def jobs(
         self,
         where: JobFilter,
@@ -172,18 +171,31 @@ class JobArchive(ABC):
             offset: number of skipped jobs.
             limit: most jobs of the page, at most `MAX_ROWS`.
         """
+        where.check()
+        check_page(columns, sort, offset, limit)
+        return self._page(where, list(dict.fromkeys(columns)), (sort, descending), offset, limit)
+
+    @abstractmethod
+    def _page(self, where: JobFilter, wanted: list[str], order: tuple[str, bool], offset: int, limit: int) -> JobPage:
+        """Return a page with the `wanted` columns, in an `order`: one of `SORTS`, and whether the largest is first."""
 
     @abstractmethod
     def job(self, job: int, start: int | None = None) -> ArchivedJob | None:
         """Return a job with its hosts; of several with this number that with this start, else the latest."""
 
-    @abstractmethod
     def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         """Return sums of the jobs that fulfil the conditions, by one or several of `GROUPS`, largest first.
 
         A job counts with the share of its wall time within the interval of the conditions, and within each month, week
         or day: so the sums of months add up to that of the year.
         """
+        where.check()
+        check_groups(by)
+        return self._usage(where, by)
+
+    @abstractmethod
+    def _usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
+        """Return the sums of `usage`."""
 
     @abstractmethod
     def close(self) -> None:

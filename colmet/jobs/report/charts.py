@@ -342,13 +342,9 @@ def _attributes(given: dict[str, str], name: str, wanted: set[str]) -> Iterator[
             if value in wanted:
                 yield key, f"{name}-{value}"
         elif key == "d":
-            yield key, _shorter(value)
+            tenths = _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", " ".join(value.split()))
+            yield key, re.sub(r" *([A-Za-z]) *", r"\1", tenths)
         elif key.startswith(_XLINK) or "url(#" in value:
             yield key.replace(_XLINK, ""), _REFERENCE.sub(rf"#{name}-\1", value)
         elif not value.startswith("rotate(-0 "):
             yield key, value
-
-
-def _shorter(path: str) -> str:
-    """Return a path rounded to tenths of a point."""
-    return re.sub(r" *([A-Za-z]) *", r"\1", _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", " ".join(path.split())))

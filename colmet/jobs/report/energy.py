@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from colmet.common.growth import NODE_CPUS
-from colmet.common.growth import largest as most_of
+from colmet.common.growth import NODE_CPUS, largest
 from colmet.common.measures import CPU_USED, NODE_CPU, POWER_TABLE, ZONES
 from colmet.jobs import fold_nodes
 from colmet.jobs.figures import Energy, Number, Report, added, ratio
@@ -50,7 +49,7 @@ class NodeEnergy:
     Shares are NaN in steps with unknown CPU times.
     """
 
-    source: str  # ``rapl`` or ``ipmi``
+    sources: frozenset[str]  # of ``rapl`` and ``ipmi``
     starts: Floats  # seconds since 1970
     ends: Floats
     joules: Floats
@@ -80,7 +79,7 @@ def energy_of(found: Sequence[NodeEnergy], report: Report, gpu_joules: Number) -
         nobody_joules=added(total(node.nobody) for node in found),
         unshared_joules=math.fsum(float(node.joules[np.isnan(node.job)].sum()) for node in found),
         nodes_joules=math.fsum(float(node.joules.sum()) for node in found),
-        source=" and ".join(sorted({node.source for node in found})),
+        source=" and ".join(sorted({name for node in found for name in node.sources})),
         method=METHOD,
         covered_ratio=min(1.0, math.fsum(node.covered_s for node in found) / wall_s) if wall_s else None,
         busy_ratio=ratio(math.fsum(node.busy_s for node in found), math.fsum(node.available_s for node in found)),
@@ -104,7 +103,7 @@ class NodeRows:
     def cpus(self) -> dict[str, float]:
         """Return the number of CPUs of each host."""
         table, column = NODE_CPUS
-        return {series.host: most_of(series.values(column)) for series in self.read(table, [column])}
+        return {series.host: largest(series.values(column)) for series in self.read(table, [column])}
 
     def energy(
         self, fold: StoredFold, used: Mapping[str, CpuTime | None], cpus: Mapping[str, float]
@@ -124,16 +123,24 @@ class NodeRows:
         }
         return {host: one for host, one in found.items() if len(one.joules)}
 
-    def _steps(self) -> dict[str, tuple[str, Floats, Floats, Floats]]:
-        """Return source, starts, ends and joules of each node: of zones, of 0.6's columns, or of the BMC's power."""
-        found: dict[str, tuple[str, Floats, Floats, Floats]] = {}
+    def _steps(self) -> dict[str, tuple[frozenset[str], Floats, Floats, Floats]]:
+        """Return sources, starts, ends and joules of each node: of zones, of 0.6's columns, or of the BMC's power.
+
+        Another source counts where a better one has had no sample for `fold_nodes.REPLACED_S`.
+        """
+        found: dict[str, tuple[frozenset[str], Floats, Floats, Floats]] = {}
         for source, (table, name) in SOURCES.items():
             columns = [*fold_nodes.NODE_READS[table], *(["zone", "name"] if table == ZONES else [])]
             for series in self.read(table, columns):
-                if series.host not in found:
-                    starts, ends, joules = _steps_of(source, series)
-                    if len(joules):
-                        found[series.host] = name, starts, ends, joules
+                names, *better = found.get(series.host, (frozenset(), *np.zeros((3, 0))))
+                starts, ends, joules = _steps_of(source, series)
+                sampled = np.append(-math.inf, np.unique(better[:2]))
+                is_alone = starts - sampled[np.searchsorted(sampled, ends) - 1] > fold_nodes.REPLACED_S
+                if is_alone.any():
+                    parts = [
+                        np.append(*both) for both in zip(better, (starts[is_alone], ends[is_alone], joules[is_alone]))
+                    ]
+                    found[series.host] = names | {name}, *parts
         return found
 
     def _node_cpu(self) -> dict[str, tuple[CpuTime, CpuTime]]:
@@ -225,14 +232,14 @@ def _steps_of(source: int, series: Series) -> tuple[Floats, Floats, Floats]:
 
 
 def _shared(
-    steps: tuple[str, Floats, Floats, Floats],
+    steps: tuple[frozenset[str], Floats, Floats, Floats],
     stored: HostJob,
     own: CpuTime | None,
     others: Sequence[CpuTime] | None,
     node: tuple[CpuTime, CpuTime] | None,
 ) -> NodeEnergy:
     """Divide the energy of a node by the CPU times of its other jobs and of itself, busy and idle, as far as known."""
-    source, starts, ends, joules = steps
+    sources, starts, ends, joules = steps
     first, last = stored.start, max(stored.last, stored.start + 1)
     inside = (ends > first) & (starts < last)
     whole_s = (ends - starts)[inside]
@@ -251,7 +258,7 @@ def _shared(
     own_joules, rest_joules = [np.where(shared, energy_share(joules, part, all_s), np.nan) for part in (job, rest)]
     within = np.minimum(ends, stored.last) - starts
     return NodeEnergy(
-        *(source, starts, ends, joules, own_joules),
+        *(sources, starts, ends, joules, own_joules),
         others=None if others is None else rest_joules,
         nobody=joules - own_joules - rest_joules,
         busy_s=float(busy[shared].sum()),

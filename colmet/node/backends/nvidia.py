@@ -65,6 +65,7 @@ def _of_job(
         numbers = _all(of, column)
         return None if numbers is None else fold(numbers)
 
+    memory = {part: folded(sum, f"memory_{part}") for part in ("total", "free", "used")}
     idle = shared = None
     if all(share.processes is not None for share in shares):
         idle = sum(not share.processes for share in shares)
@@ -74,7 +75,7 @@ def _of_job(
         "temperature": _rounded(folded(max, "temperature", whole_gpus)),
         "utilization-gpu": _rounded(folded(fmean, "utilization_gpu")),
         "utilization-memory": _rounded(folded(fmean, "utilization_memory")),
-        **{f"memory-{part}": _mib(folded(sum, f"memory_{part}")) for part in ("total", "free", "used")},
+        **{f"memory-{part}": None if size is None else int(size) // MIB for part, size in memory.items()},
         "gpus": len(shares),
         "gpus_idle": idle,
         "gpus_shared": shared,
@@ -116,10 +117,6 @@ def _of_gpu(gpu: Gpu, jobs: Iterable[int], owners: Mapping[int, set[int]]) -> di
 
 def _rounded(value: float | None) -> int | None:
     return None if value is None else int(value + 0.5)
-
-
-def _mib(size: float | None) -> int | None:
-    return None if size is None else int(size) // MIB
 
 
 def _label_of(text: str) -> bytes:

@@ -135,7 +135,8 @@ class Retention:
                 self._install()
                 self._waiting.update(self._there())
                 self._is_ready = True
-            for some in _parts(sorted(self._waiting)):
+            names = sorted(self._waiting)
+            for some in [names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE)]:
                 (self._give_ism if self._is_ism else self._give_ilm)(some)
                 self._waiting.difference_update(some)
         except OutputUnavailable as err:
@@ -221,8 +222,3 @@ def _at(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
-
-
-def _parts(names: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(names), AT_ONCE):
-        yield names[start : start + AT_ONCE]
