@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import time
@@ -89,17 +90,24 @@ def curve(folder):
     return sum(values) / len(values)
 
 
-def test_five_tasks_need_three_clicks_at_most(browser, past, tmp_path):
-    folder = tmp_path / "downloads"
+@contextlib.contextmanager
+def my_jobs(browser, past, folder, name):
+    """The page after its first step, and its steps; downloads are in the folder."""
     folder.mkdir()
     with browser.page(downloads=str(folder)) as page:
         page.time_zone("UTC")
         page.sign_in(past, "alice", PASSWORD)
-        steps = Steps(page, f"{type(browser).__name__} clicks")
+        steps = Steps(page, f"{type(browser).__name__} {name}")
         page.open(past)
         page.wait(f"{ROWS}.length === 3")
         assert text(page, "h1") == "My jobs"
         steps.step("open the page")
+        yield page, steps
+
+
+def test_five_tasks_need_three_clicks_at_most(browser, past, tmp_path):
+    folder = tmp_path / "downloads"
+    with my_jobs(browser, past, folder, "clicks") as (page, steps):
         assert page.run(f"{yesterday()}.map(link => link.textContent)") == [str(PAST)]
         page.click(f"{yesterday()}[0]")
         page.wait(f"document.querySelector('h1').textContent === 'Job {PAST}' && {HOSTS}.length && {SPREAD}")
@@ -118,14 +126,7 @@ def test_five_tasks_need_three_clicks_at_most(browser, past, tmp_path):
 
 def test_the_same_tasks_by_keys_alone(browser, past, tmp_path):
     folder = tmp_path / "downloads"
-    folder.mkdir()
-    with browser.page(downloads=str(folder)) as page:
-        page.time_zone("UTC")
-        page.sign_in(past, "alice", PASSWORD)
-        steps = Steps(page, f"{type(browser).__name__} keys")
-        page.open(past)
-        page.wait(f"{ROWS}.length === 3")
-        steps.step("open the page")
+    with my_jobs(browser, past, folder, "keys") as (page, steps):
         keys = steps.tab_to(f"{yesterday()}[0]") + 1
         page.press("Enter")
         page.wait(f"document.querySelector('h1').textContent === 'Job {PAST}' && {HOSTS}.length && {SPREAD}")

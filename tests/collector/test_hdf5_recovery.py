@@ -360,7 +360,8 @@ def written(output, state, end):
     raise AssertionError("it does not get done")
 
 
-@pytest.mark.parametrize("kind", ["superblock", pytest.param("all but the beginning", marks=pytest.mark.slow), "rows"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["superblock", "all but the beginning", "rows"])
 def test_a_damaged_file_is_begun_again_with_what_the_journal_still_has(tmp_path, kind, caplog):
     """Its older rows are in the file set aside alone, and the status says so until that is moved."""
     killed_in_a_burst(tmp_path, complevel=9)
@@ -418,6 +419,7 @@ def test_setting_a_file_aside_is_completed_after_a_kill(tmp_path, done):
     assert stored(tmp_path) == expected(50)
 
 
+@pytest.mark.slow
 def test_a_file_that_goes_bad_while_it_is_written_is_begun_again(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
@@ -497,6 +499,7 @@ def test_former_tables_that_cannot_be_removed_are_removed_before_the_next_file_i
     assert stored(tmp_path) == expected(45)
 
 
+@pytest.mark.slow
 def test_a_table_without_recent_rows_is_looked_at_too(tmp_path):
     killed_in_a_burst(tmp_path)
     notes = dict(OutputState(str(tmp_path / "state"), JOURNAL, 0, 0).notes)
@@ -763,6 +766,7 @@ def fails_to_append(monkeypatch, applies, error):
     monkeypatch.setattr(h5file.Hdf5File, "append", failing)
 
 
+@pytest.mark.slow
 def test_a_file_that_can_be_read_and_not_written_is_begun_again(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 30)
@@ -1019,6 +1023,7 @@ def test_files_that_became_too_old_are_removed_where_a_write_fails_too(tmp_path,
     output.close()
 
 
+@pytest.mark.slow
 def test_a_file_in_use_does_not_hold_back_the_removal_of_others(tmp_path, at, monkeypatch, caplog):
     four_days(tmp_path, at, now_day=40)
     monkeypatch.setattr(files_module, "REMOVAL_S", -1.0)

@@ -235,6 +235,7 @@ def test_with_a_key_a_number_alone_says_what_came_before(world):
     assert world.sender.duplicates == KEPT + 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["one collector", "a collector that was restarted"])
 def test_batches_of_an_ended_agent_are_stored_once_after_any_number_of_its_older_ones(world, is_restarted):
     """It sent the latest ones before its spool; the next agent sends the spool first, and these once more."""
@@ -249,6 +250,7 @@ def test_batches_of_an_ended_agent_are_stored_once_after_any_number_of_its_older
     assert (world.sender.conflicts, world.sender.duplicates) == (0, KEPT)
 
 
+@pytest.mark.slow
 def test_a_batch_is_recognised_after_older_ones_came(world):
     """Each second's batch is sent among those of the spool."""
     spool, latest = [[batch(1, start + n, START) for n in range(KEPT // 2)] for start in (KEPT, 2 * KEPT)]

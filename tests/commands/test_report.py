@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -190,6 +191,7 @@ def test_memory_of_the_cgroup_goes_before_that_of_the_processes(history):
     assert report_of(history).memory == before and before.source == "cgroup"
 
 
+@pytest.mark.slow
 def test_a_report_without_memory_says_why(history):
     job_rows(history, **NO_MEMORY)
     report = report_of(history)
@@ -589,6 +591,7 @@ def test_calls_that_the_kernel_cuts_to_multiples_of_1024_are_about_as_many(histo
     assert text in " ".join(text_of(report).split())
 
 
+@pytest.mark.slow
 def test_many_hosts_are_the_first_and_the_last_few(history):
     text = text_of(report_of(full(history, 64, "dahu-{}.site.example.org")))
     assert "64 hosts of site.example.org" in text and "... 56 more" in text
@@ -682,8 +685,6 @@ def test_a_command_line_that_is_wrong(report, capsys, argv):
 
 
 def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, monkeypatch, capsys):
-    import sys
-
     full(history)
     for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.jobs.report.text"]:
         monkeypatch.delitem(sys.modules, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import time
 from types import SimpleNamespace
@@ -344,8 +345,6 @@ def test_a_connection_that_does_not_say_who_it_is_ends(monkeypatch, closed_later
 
 
 def test_descriptors_are_left_when_very_many_connect(monkeypatch, closed_later):
-    import resource
-
     authenticator = closed_later(Authenticator())
     pull = closed_later(Pull("tcp://127.0.0.1:*", 10, authenticator))
     push = closed_later(Push(pull.uri, 10, 0))
@@ -362,8 +361,6 @@ def test_descriptors_are_left_when_very_many_connect(monkeypatch, closed_later):
 
 @pytest.mark.slow
 def test_a_message_each_does_not_keep_very_many_connections_of_one_address(monkeypatch, closed_later):
-    import resource
-
     authenticator = closed_later(Authenticator())
     pull = closed_later(Pull("tcp://127.0.0.1:*", 10, authenticator))
     push = closed_later(Push(pull.uri, 10, 0))

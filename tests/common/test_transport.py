@@ -215,8 +215,6 @@ def test_a_descriptor_wakes_the_wait(pull):
 
 
 def test_each_part_of_a_message_is_a_message():
-    import zmq
-
     pull = Pull("tcp://127.0.0.1:*", 100)
     context = zmq.Context()
     sender = context.socket(zmq.PUSH)

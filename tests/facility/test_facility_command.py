@@ -301,6 +301,7 @@ def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
     assert len(endpoint.documents) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
 
 
+@pytest.mark.slow
 def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monkeypatch, capfd, caplog):
     place = tmp_path / "place"
     place.mkdir()

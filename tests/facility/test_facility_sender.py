@@ -14,6 +14,7 @@ from email.utils import formatdate
 from urllib.parse import quote
 
 import pytest
+import requests
 
 from colmet.common.errors import ConfigError
 from colmet.facility import sender as module
@@ -77,8 +78,6 @@ def taken(endpoint):
 
 
 def test_a_document_is_one_post_with_the_bytes_that_the_old_program_sent(endpoint, make):
-    import requests
-
     document = {"token": None, "kind": "CPU", "cluster": "UC-AF", "login_node": "é", "load": 0.07, "users": ["a", "b"]}
     assert make().send([document]) == Outcome(1, 0, 0)
     requests.post(endpoint.url, json={**document, "token": TOKEN}, timeout=5)

@@ -61,6 +61,7 @@ def state_of(job):
     return job.get("state", RUNNING if job["is_running"] else ENDED)
 
 
+@pytest.mark.slow
 def test_a_list_has_the_newest_first_and_its_pages_add_up(archive, made):
     page = archive.jobs(JobFilter(), ["job", "start", "user", "state", "rules"], limit=COUNT)
     expected = sorted(made[1], key=lambda one: (-one["start"], -one["job"]))
@@ -219,6 +220,7 @@ def test_an_empty_archive_has_no_jobs_and_no_usage(tmp_path):
         assert archive.usage(JobFilter(), ["user"]) == [] and archive.job(1) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [["day"], ["user", "day"], ["host", "day"]])
 def test_days_are_summed_in_one_pass_also_with_a_job_of_more_than_a_year(tmp_path, by):
     path = str(tmp_path / "a.sqlite")

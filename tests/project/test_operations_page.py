@@ -36,5 +36,6 @@ def test_what_is_explained_is_logged(texts):
     assert unknown(EXPLAINED, texts) == []
 
 
+@pytest.mark.slow
 def test_a_message_that_is_not_logged_would_be_seen(texts):
     assert unknown(["the moon is full"], texts)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tables
 
 from colmet.common.errors import WireError
 from colmet.common.transport import Push
@@ -162,8 +163,6 @@ def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(sta
 
 @pytest.mark.slow
 def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp_path):
-    import tables
-
     collector = start_collector("--hdf5-filepath", str(tmp_path / "colmet"))
     (first,) = tmp_path.glob("colmet.*.hdf5")
     assert re.fullmatch(r"colmet\.\d{10}\.hdf5", first.name)

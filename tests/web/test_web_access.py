@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
+import pwd
 import time
 from types import SimpleNamespace
 
@@ -85,9 +87,6 @@ def test_who_is_in_no_known_group_is_no_administrator(file, clock):
 
 
 def test_the_groups_of_this_machine_are_read():
-    import grp
-    import pwd
-
     me = pwd.getpwuid(os.geteuid())
     assert access_module.member_of(me.pw_name, grp.getgrgid(me.pw_gid).gr_name)
     assert not access_module.member_of(me.pw_name, "no-such-group-of-colmet")

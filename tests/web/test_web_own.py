@@ -74,6 +74,7 @@ def test_a_nodes_word_about_a_job_that_runs_elsewhere_changes_nothing_for_its_ow
     assert got(app, "/api/v1/jobs?text=1000", ROOT)["items"][0]["user"] == "", "two say that it is theirs"
 
 
+@pytest.mark.slow
 def test_a_node_whose_clock_is_at_1970_shows_nothing_of_who_had_the_number_before(app, bed, history):
     history.add(7000, "cgroup_default", "n9", [START - 500], user=b"alice", cpu_usage=7)
     claim(bed, 7000, "bob", host="n9", time_ns=10**9)
@@ -81,6 +82,7 @@ def test_a_node_whose_clock_is_at_1970_shows_nothing_of_who_had_the_number_befor
     assert not answer["series"]
 
 
+@pytest.mark.slow
 def test_the_curves_of_a_node_begin_with_the_users_job_on_it_by_our_clock(app, bed):
     claim(bed, 7000, "bob", host="n0", time_ns=10**9)
     assert got(app, "/api/v1/nodes/n0/series?metric=procstats_default.loadavg_1min&source=memory", BOB)["series"] == []
