@@ -850,6 +850,7 @@ def test_a_server_that_does_not_answer_in_time_has_every_row_once(empty, tmp_pat
     assert counters["documents"] + counters["already_there"] >= messages * rows_each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "sent"),
     [
@@ -862,7 +863,6 @@ def test_a_server_that_does_not_answer_in_time_has_every_row_once(empty, tmp_pat
 )
 @pytest.mark.parametrize("kind", {search.KINDS[kind].vendor: kind for kind in search.available()}.values())
 def test_a_server_that_has_no_room_gets_every_row_in_the_end(kind, settings, sent, tmp_path):
-    """It answers with 429."""
     with Server(kind, settings) as server:
         with Writer(server.url, tmp_path) as writer:
             writer.write(records_of(sent))

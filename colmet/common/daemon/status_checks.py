@@ -18,6 +18,7 @@ MAX_NAMED = 3  # senders of refused messages
 MAX_PROBES = 10  # unremarkable connections without a key: `colmet doctor` on a node makes two
 LOSSES = frozenset({"unwritten_rows"})  # rows that an output did not take: of jobs beyond a sender's share, mostly
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
+FEW = {"overruns": 10}  # in an hour: a late sample now and then is a busy machine's, and its counters go on
 
 # Pattern of the reason reported by an unavailable output, and the remedy.
 _OUTPUT_REMEDIES = (
@@ -56,8 +57,7 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
         return DaemonVerdict([Finding(Level.UNKNOWN if cannot_ask else Level.FAIL, str(status))])
     judge_daemon = _judge_node if status["daemon"] == "node" else _judge_collector
     found, well, figures = judge_daemon(status, max_age_s, max_behind_s)
-    missing = status.get("plugins", {}).get("failed", 0)
-    if missing:
+    if missing := status.get("plugins", {}).get("failed", 0):
         found.append(warn(f"{counted(missing, 'plug-ins')} not loaded, see the log"))
     more = (
         f"`colmet status {status['daemon']} --all` shows all counters; {document('messages.md')}: messages of the log"
@@ -69,7 +69,7 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
             more,
         )
         for name, value in status.get("last_hour", {}).items()
-        if value and name not in HARMLESS and name not in status  # these are named one by one
+        if value > FEW.get(name, 0) and name not in HARMLESS and name not in status  # these are named one by one
     ]
     return DaemonVerdict(sorted(found, key=lambda one: -one.level) or [good(well)], figures)
 
