@@ -204,7 +204,7 @@ def test_jobs_of_one_user_leave_mails_to_administrators_for_those_of_others(site
 
 
 def test_in_quiet_hours_nothing_is_sent_and_afterwards_what_still_holds(site, server, zone):
-    zone("Europe/Paris")
+    zone("CET-1CEST,M3.5.0,M10.5.0/3")
     site.jobs(idle(1), idle(2, user="bob"))
     site.mail(server, quiet_hours="12:30-14:00")  # 13:00 there
     _status, out, _ = site.run("--dry-run")

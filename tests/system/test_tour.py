@@ -96,7 +96,7 @@ def test_job_is_the_same_in_kernel_hdf5_archive_report_page_and_status(
 
     # The archive has a summary of the job soon after.
     wait_for(lambda: fetch("archive/jobs?state=ended")["total"] == 1)
-    (summary,) = ask("jobs", "--archive", archive)["jobs"]
+    (summary,) = ask("jobs", "--all-users", "--archive", archive)["jobs"]
     # The table of cgroups names a job's user; a list of processes has none.
     user = "alice" if isinstance(job_root, JobRoot) else None
     assert (summary["job"], summary["user"]) == (4242, user)
