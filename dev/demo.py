@@ -2,7 +2,7 @@
 
 A small program runs as a job, under colmet-node and colmet-collector at a period of one second, which serve the page.
 Its report has a verdict and an advice. A second job runs the same program as the advice says. What Colmet stored is
-compared with the kernel's own count. Only a picture is left behind.
+compared with the kernel's own count. A picture is left behind, and caches of pip and Matplotlib.
 
 What the place allows is found by trying: a cgroup for each job, the kernel's accounting by netlink, else /proc.
 """
@@ -147,6 +147,9 @@ def describe_place(place: Place) -> None:
         )
     if place.accounting_refusal:
         say("A container with --cap-add NET_ADMIN has the task accounting alone.")
+    with contextlib.suppress(OSError):
+        if Path("/proc/sys/kernel/task_delayacct").read_text().strip() == "0":
+            say("Waits for disk and swap are not counted here; as root: sysctl kernel.task_delayacct=1")
     say()
 
 
@@ -198,7 +201,7 @@ class Live:
         latest: the latest row of each table, by job and table.
     """
 
-    COLUMNS = ("time", "CPU time", "cores in use", "memory", "written")
+    COLUMNS = ("time", "CPU time", "cores", "memory", "written")
 
     def __init__(self) -> None:
         self.latest: dict[tuple[int, str], Mapping[str, Any]] = {}
@@ -294,6 +297,11 @@ class Result(NamedTuple):
     cpu_ns: int | None
     kernel_ns: int
     ended: int | None
+
+    @property
+    def used_cores(self) -> float:
+        """The cores that its program got on average."""
+        return (self.cpu_ns or self.kernel_ns) / NS / WALL_S
 
 
 class Bed:
@@ -400,6 +408,8 @@ def run_demo(bed: Bed, is_endless: bool) -> bool:
     # At its end the collector writes the summaries of jobs.
     daemons.stop()
     report_job(bed, second.job_id)
+    if second.is_busy and (used_cores := results[1].used_cores) < MIN_CORES_USED:
+        say(f"\nThis machine is busy: the program got {cores(used_cores)} of its core, so its efficiency is low here.")
     agrees = compare_results(place, results)
     draw_picture(bed.hdf5, first.job_id)
     keep_page(bed, is_endless)
@@ -410,7 +420,7 @@ def introduce_cure(run: Run, result: Result, is_advised: bool) -> str:
     """Return a sentence on the second job."""
     if not run.is_busy:
         return "The cure: the same job, with its input."
-    used_cores = (result.cpu_ns or result.kernel_ns) / NS / WALL_S
+    used_cores = result.used_cores
     if is_advised and used_cores >= MIN_CORES_USED:
         return "The cure: the same program with one core."
     return (

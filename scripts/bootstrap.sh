@@ -8,6 +8,7 @@ export LC_ALL=C.UTF-8 # the order of names is part of the stamp below
 cd "$(dirname "$0")/.."
 dir=$1
 python=$2
+[[ -e /proc/self/fd && -e /dev/null ]] || { echo "setup: mount /proc, /sys and /dev in this root first: mount --rbind /proc ROOT/proc ..." >&2; exit 1; }
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }

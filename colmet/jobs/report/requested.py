@@ -199,7 +199,7 @@ def others(report: Report) -> str:
     return f"{len(report.starts)} jobs have this number; others by --start: {', '.join(others[:MOST_STARTS])}{more}."
 
 
-BECAUSE = "its grade is bad, and no other rule says why"
+BECAUSE = "it used far less than it holds, or more"
 NAMES = {CORES: "cpu-low", MEMORY: "memory-low", GPUS: "gpu-low", WALLTIME: "walltime-low"}
 LEAST_WALLTIME_S, WALLTIME_SPARE = 60.0, 1.5  # what to ask for, at least, and of the wall time
 SHORT_S = 60.0  # a job of less costs about as much to start as to run
@@ -235,10 +235,9 @@ def _cores_advice(report: Report, use: Use) -> str:
             "are its threads bound to few of them? Look at its binding, or ask the administrators."
         )
     if held == 1:
-        return (
-            f"{used}: it mostly waited, for files, other hosts, input or another program. See what it waits for, or "
-            "let one job do several such tasks at once."
-        )
+        core = "" if waited_s is not None else ", or this core (not measured)"
+        why = f"it mostly waited, for files, other hosts, input or another program{core}"
+        return f"{used}: {why}. See what it waits for, or let one job do several such tasks at once."
     return f"{used}. Ask for fewer, or start more processes or threads."
 
 
