@@ -126,11 +126,11 @@ class Outcome(NamedTuple):
 def workloads(folder: Path) -> list[Workload]:
     """Return the five workloads, one of them the compilation of a program in the folder; Failed without a compiler."""
     return [
-        Workload("a loop of /bin/true", _shell("for i in $(seq 3500); do /bin/true; done"), 0.94),
+        Workload("a loop of /bin/true", _shell("for i in $(seq 2000); do /bin/true; done"), 0.94),
         Workload("steps of 2 s of CPU time", _shell(f"for i in 1 2; do {sys.executable} -S -c '{_STEP}'; done"), 0.98),
         Workload(
             "nested pipelines of subshells",
-            _shell("for i in $(seq 400); do ( (echo a | cat | (sort | uniq)) | (wc -l; (: | cat)) ) > /dev/null; done"),
+            _shell("for i in $(seq 250); do ( (echo a | cat | (sort | uniq)) | (wc -l; (: | cat)) ) > /dev/null; done"),
             0.94,
         ),
         compilation(folder),

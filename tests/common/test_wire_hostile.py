@@ -159,7 +159,7 @@ def test_a_full_message_of_empty_lists_or_of_declarations_costs_a_few_times_its_
 
 @pytest.mark.slow
 def test_a_flood_of_backends_costs_a_few_times_its_size() -> None:
-    count = 100_000  # of 7 bytes, all of one job
+    count = 50_000  # of 7 bytes, all of one job
     message = RUST_AT["backends"] + declare(ARRAY, count) + b"\x93\xa3cpu\x91\x24\x91\x01" * count
     tracemalloc.start()
     try:

@@ -102,7 +102,7 @@ def targets(path, is_thorough=False):
     places = {
         path.replace("{job}", str(job)).replace("{node}", quote(node)): {job, node} for job, node in places_of(path)
     }
-    if is_slow and not is_thorough:
+    if is_slow and (not is_thorough or path.endswith((".html", ".png"))):
         places = {place: named for place, named in places.items() if named <= REPRESENTATIVES}
     if path.endswith(".png"):
         return list(places)

@@ -54,6 +54,7 @@ WAITS = ("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepage
 
 _NO_TASKS: Ints = np.empty(0, dtype=np.int64)
 _TASK = Schema(SCHEMA.name, "job", SCHEMA.fields[: len(FIELDS)])  # the kernel's values of a task
+_MAY_FALL = np.array([field.fold == "min" for field in _TASK.fields])
 _REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virtual_total")
 _AGE = FIELDS.index("ac_etime")
 # Some clock ticks: the run time of an ended task is known to its last tick, and by counted ticks only on average.
@@ -363,10 +364,13 @@ class TaskstatsBackend(InputBackend):
     def _show(self, job: Job, totals: Ints) -> None:
         """Set the values of a job's row."""
         self._ended.discard(job.id)
+        former = self._last_totals.get(job.id)
+        if former is not None:  # what a newcomer used elsewhere is estimated
+            totals = np.where(_MAY_FALL | (totals == MISSING_INT), totals, np.maximum(totals, former))
         self._last_totals[job.id] = totals
         ended = None if self._source.exits is None else self._exits[job.id]
-        own = {"cpu_total": self._cpu_time.attributed[job], "tasks_ended": ended}
-        self._rows[job.id] = {**as_values(_TASK, totals), **own}
+        cpu_ns = self._cpu_time.attributed[job]
+        self._rows[job.id] = {**as_values(_TASK, totals), "cpu_total": cpu_ns, "tasks_ended": ended}
 
     def _answers(self, listed: Sequence[Ints], found: Ints, values: Ints) -> Iterable[_Answer]:
         """Return the answers for the tasks of each job, given by lists."""
@@ -530,11 +534,7 @@ class TaskstatsBackend(InputBackend):
 
 def _union(arrays: Sequence[Ints]) -> Ints:
     """Return the keys of all arrays, ascending, each once; each array is ascending."""
-    keys = np.concatenate([_NO_TASKS, *arrays])
-    keys.sort(kind="stable")  # of few ascending runs
-    different = np.ones(len(keys), dtype=bool)
-    np.not_equal(keys[1:], keys[:-1], out=different[1:])
-    return keys if different.all() else keys[different]
+    return np.unique(np.concatenate([_NO_TASKS, *arrays]))
 
 
 def _without(keys: Ints, others: Ints) -> Ints:
