@@ -247,7 +247,7 @@ def test_no_number_is_given_twice_even_where_the_segments_have_gone(rig):
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 20_000, b'{"position": 1e999, "keep_from": 0}', b'{"position": [1]}', b"\xff"]
+    "content", [b"[" * 5000, b'{"position": 1e999, "keep_from": 0}', b'{"position": [1]}', b"\xff"]
 )
 def test_a_position_that_is_none_does_not_count(rig, content):
     put(rig.open(), 1, 2)

@@ -49,9 +49,8 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
         json.dumps({"form": 1, "journal": JOURNAL, "position": 1 << 64, "keep_from": 0, "notes": {}}).encode(),
         json.dumps({"form": 1, "journal": JOURNAL, "position": 1, "keep_from": True, "notes": {}}).encode(),
         b'{"form": 1, "position": 1e999}',
-        b"[" * 20_000,
+        b"[" * 5000,
     ],
-    ids=lambda content: str(content[:60]),
 )
 def test_one_that_cannot_be_read_is_set_aside_and_reported(tmp_path, caplog, content):
     path = tmp_path / "x.json"

@@ -84,7 +84,7 @@ def test_a_server_that_is_not_there_is_reported(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"<html>", b"[]", b"{}", b'{"items": {}, "metadata": {}}', b'{"items": [], "metadata": []}', b"[" * 20000],
+    [b"", b"<html>", b"[]", b"{}", b'{"items": {}, "metadata": {}}', b'{"items": [], "metadata": []}', b"[" * 5000],
 )
 def test_an_answer_in_another_form_is_refused(server, asked, answer):
     server.answer = answer

@@ -119,7 +119,7 @@ def test_an_envelope_is_what_our_server_makes():
 @pytest.mark.parametrize(
     "text",
     [
-        *(b"", b"<html>", b"[]", b"1", b"{}", b"\xff\xfe", b"[" * 20_000, b"9" * 10**5),
+        *(b"", b"<html>", b"[]", b"1", b"{}", b"\xff\xfe", b"[" * 5000, b"9" * 10**5),
         *(b'{"success": 1}', b'{"success": true, "data": []}', b'{"success": true, "message": 7}'),
         *(b'{"success": true, "data": {"a": NaN}}', b'{"success": true, "a": Infinity}'),
         b'{"success": true, "a": ' + b"9" * 10**4 + b"}",

