@@ -218,7 +218,7 @@ def test_a_reader_connects_again_after_each_end_and_begins_anew(path, monkeypatc
         for n in range(2):
             with sending(path) as feed:
                 wait_for(lambda: feed.counters()["readers"])
-                assert reader.counters()["away"] == 0
+                wait_for(lambda: reader.counters()["away"] == 0)
                 feed.put(message, "n1")
                 wait_for(lambda: len(taken) == n + 1)  # noqa: B023
             wait_for(lambda: reader.counters()["away"])
