@@ -26,8 +26,7 @@ def test_what_is_saved_is_there_again(tmp_path):
 
 
 def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
-    path = str(tmp_path / "x.json")
-    state = OutputState(path, JOURNAL, 0, 0)
+    state = OutputState(path := str(tmp_path / "x.json"), JOURNAL, 0, 0)
     state.save(1, {"a": 1})
     (tmp_path / ".x.json.new").mkdir()
     with pytest.raises(OutputUnavailable, match=r"x\.json"):
@@ -51,6 +50,7 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
         b'{"form": 1, "position": 1e999}',
         b"[" * 5000,
     ],
+    ids=lambda content: str(content[:60]),
 )
 def test_one_that_cannot_be_read_is_set_aside_and_reported(tmp_path, caplog, content):
     path = tmp_path / "x.json"
