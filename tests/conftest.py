@@ -72,6 +72,14 @@ def root_directory(root):
 
 
 @pytest.fixture
+def no_collection():
+    """No garbage is collected at the depth where a parser gives up: up to Python 3.11 that may be fatal."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def mounts():
     """The test mounts file systems in a mount namespace of its own."""
     place.require(place.mount_refusal())

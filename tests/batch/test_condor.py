@@ -197,6 +197,7 @@ def test_a_job_without_what_it_has_to_have_is_refused(ad):
     ["[", "nothing", "[1, 2]", '[{"a": 1}] x', "[" * 5000, '{"a": ' * 5000, "9" * 20_000],
     ids=["open", "word", "numbers", "more", "lists", "objects", "digits"],  # pytest puts them into the environment
 )
+@pytest.mark.usefixtures("no_collection")
 def test_an_answer_in_another_form_is_an_error_that_shows_a_part(commands, text):
     commands.answers(JOBS, text)
     with pytest.raises(BatchError, match=r"does not know: '.{1,203}'; run it by hand"):

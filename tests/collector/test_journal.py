@@ -246,6 +246,7 @@ def test_no_number_is_given_twice_even_where_the_segments_have_gone(rig):
     assert [record.number for record in Cursor(journal).read(5, MUCH).records] == [5]
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "content", [b"[" * 5000, b'{"position": 1e999, "keep_from": 0}', b'{"position": [1]}', b"\xff"]
 )
@@ -523,6 +524,7 @@ def test_a_second_collector_is_refused(rig):
         Journal(rig.directory, MUCH)
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b"[" * 4000, b'{"form": 9, "journal": "0123456789abcdef"}', b'{"form": 1, "journal": "../x"}'],

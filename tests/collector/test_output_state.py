@@ -34,19 +34,21 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
     assert state.position == 1 and state.notes == {"a": 1} and OutputState(path, JOURNAL, 0, 0).position == 1
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"\0" * 100,
         b"[]",
-        json.dumps({"form": 1, "journal": "f" * 16, "position": 1, "keep_from": 0, "notes": {}}).encode(),
-        json.dumps({"form": 0, "journal": JOURNAL, "position": 1, "keep_from": 0, "notes": {}}).encode(),
-        json.dumps({"form": 1, "journal": JOURNAL, "position": 1, "keep_from": 2, "notes": {}}).encode(),
-        json.dumps({"form": 1, "journal": JOURNAL, "position": "x", "keep_from": 0, "notes": {}}).encode(),
-        json.dumps({"form": 1, "journal": JOURNAL, "position": 1.5, "keep_from": 0, "notes": {}}).encode(),
-        json.dumps({"form": 1, "journal": JOURNAL, "position": 1 << 64, "keep_from": 0, "notes": {}}).encode(),
-        json.dumps({"form": 1, "journal": JOURNAL, "position": 1, "keep_from": True, "notes": {}}).encode(),
+        *(
+            json.dumps({"form": 1, "journal": JOURNAL, "position": 1, "keep_from": 0, "notes": {}, **wrong}).encode()
+            for wrong in ({"journal": "f" * 16}, {"form": 0}, {"keep_from": 2}, {"keep_from": True})
+        ),
+        *(
+            json.dumps({"form": 1, "journal": JOURNAL, "position": position, "keep_from": 0, "notes": {}}).encode()
+            for position in ("x", 1.5, 1 << 64)
+        ),
         b'{"form": 1, "position": 1e999}',
         b"[" * 5000,
     ],

@@ -112,6 +112,7 @@ def test_a_file_of_logins_that_others_can_use_is_refused(run, as_user, url, home
     assert run("login", url, "-u", "alice", "--password-stdin", stdin="a\n")[0] == 2
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_a_link_a_damaged_file_and_a_directory_of_others_are_refused(run, as_user, url, home, tmp_path):
     as_user("alice")
     home.rename(tmp_path / "elsewhere")

@@ -148,6 +148,7 @@ def test_the_example_in_the_documentation_can_be_used():
         ("[" * 5000, r"node.toml: not TOML"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_what_is_wrong_is_one_error_that_names_file_and_key(text, says):
     with pytest.raises(ConfigError, match=says) as error:
         values(text)

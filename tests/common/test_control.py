@@ -251,10 +251,7 @@ def send_raw(path, raw):
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"\n", "not JSON"),
-        (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
-        (b"\xff\xfe\n", "not JSON"),
-        (b"[" * 5000 + b"\n", "not JSON"),
+        *((raw, "not JSON") for raw in (b"\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"[" * 5000 + b"\n")),
         (b"9" * 60000 + b"\n", "not JSON|not a map"),
         (b"[1]\n", "not a map"),
         (b'{"a": [1]}\n', "a is a list"),
@@ -263,6 +260,7 @@ def send_raw(path, raw):
         (b'{"command": "bye"}\n', "no command 'bye'"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_what_is_no_request_gets_an_error_and_is_counted(served, tmp_path, raw, why):
     path = str(tmp_path / "node.sock")
     made = served(path)

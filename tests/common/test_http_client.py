@@ -73,10 +73,7 @@ def test_what_is_no_address_of_http_has_no_parts(url):
     [
         ("http://db:1", True),
         ("http://192.0.2.1", True),
-        ("https://db", False),
-        ("http://localhost:1", False),
-        ("http://127.9.9.9", False),
-        ("http://[::1]:1", False),
+        *((text, False) for text in ("https://db", "http://localhost:1", "http://127.9.9.9", "http://[::1]:1")),
     ],
 )
 def test_others_can_read_what_goes_in_clear_to_another_machine(url, readable):

@@ -82,6 +82,7 @@ def test_a_server_that_is_not_there_is_reported(tmp_path, monkeypatch):
         Jupyter(Deadlines(), 20).users("ns", "owner")
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "answer",
     [b"", b"<html>", b"[]", b"{}", b'{"items": {}, "metadata": {}}', b'{"items": [], "metadata": []}', b"[" * 5000],

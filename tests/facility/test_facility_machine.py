@@ -67,6 +67,7 @@ def test_traffic_is_the_difference_to_the_state_file(tmp_path):
     assert os.listdir(tmp_path) == ["afmetrics.json"]
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "text",
     [

@@ -116,6 +116,7 @@ def test_an_envelope_is_what_our_server_makes():
     assert parse_envelope(json.dumps(envelope("qstat", {})).encode()) == (False, "No data for qstat", {})
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "text",
     [

@@ -65,10 +65,7 @@ def test_what_the_tools_printed_is_understood(name, expected):
         (" Sensor Reading        : No Reading\n", {"average_power_consumption": None, "current_power": None}),
         ("Pwr Consumption  | no reading | ns", {}),
         ("", {}),
-        ("\n \n", {}),
-        ("no such command", {}),
-        ("207\n208\n", {}),
-        ("-207", {}),
+        *((text, {}) for text in ("\n \n", "no such command", "207\n208\n", "-207")),
     ],
 )
 def test_other_answers_are_what_they_say_and_nothing_more(text, expected):

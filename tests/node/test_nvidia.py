@@ -394,9 +394,7 @@ def test_a_job_whose_processes_cannot_be_read_is_left_out_and_counted(node, capl
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"a *:* rwm\n", None),
-        (b"c *:* rwm\n", None),
-        (b"c 195:* rw\n", None),
+        *((text, None) for text in (b"a *:* rwm\n", b"c *:* rwm\n", b"c 195:* rw\n")),
         (b"c 237:* rw\nc 195:0 rw\n", None),
         (b"c 195:* m\nc *:* m\nb *:* m\n", Devices(frozenset(), frozenset())),
         (b"c 195:0 r\nc 195:1 rw\nb 195:2 rw\nc 195:254 rw\nc 195:255 rwm\n", Devices(frozenset({1}), frozenset())),
