@@ -74,6 +74,7 @@ def test_a_row_for_the_agent_and_one_for_each_backend(fake):
     assert (own["batches_sent"], own["batches_dropped"], own["discovery_failures"]) == (0, 0, 0)
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_cpu_and_wall_time_are_those_of_the_backend_and_of_the_process(fake):
     slow = Fake("slow", lambda jobs: burn(0.03) or [])
     idle = Fake("idle", lambda jobs: time.sleep(0.03) or [])

@@ -58,7 +58,7 @@ class Commands:
         cases = self._cases.setdefault(program, {})
         cases.pop(pattern, None)
         cases[pattern] = "; ".join(lines)
-        script = self.directory / program
+        script = self.directory / f"{program}.new"  # the former one may be starting
         script.write_text(
             "#!/bin/sh\n"
             f'printf "%s\\n" "$*" >>{shlex.quote(str(self.directory / program))}.asked\n'
@@ -67,6 +67,7 @@ class Commands:
             + f'*) echo "not expected: $*" >&2; exit {WRONG};;\nesac\n'
         )
         script.chmod(0o755)
+        script.rename(self.directory / program)
 
     def asked(self, program):
         """The arguments of every call so far."""
