@@ -50,7 +50,7 @@ git -c safe.directory='*' clone --quiet --no-hardlinks . "$root$source"
 [[ $place == root ]] || rm -rf "$root$source/.git"
 mapfile -t quick_start < <(sed -n '/^```sh quick-start$/,/^```$/{//!p}' README.md)
 
-environment=(PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 WORKERS="${WORKERS:-}" DEBIAN_FRONTEND=noninteractive)
+environment=(PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 WORKERS="${WORKERS:-}" PACKAGES="${PACKAGES:-}" DEBIAN_FRONTEND=noninteractive)
 mapfile -t -O "${#environment[@]}" environment < <(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true)
 if [[ ${CI:-} ]]; then
     environment+=(CI="$CI")

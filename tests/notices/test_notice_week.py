@@ -75,6 +75,7 @@ def check(sent, jobs, until):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_three_days_of_75_jobs_have_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch, zone):
     zone("CET-1CEST,M3.5.0,M10.5.0/3")
     monkeypatch.setattr("colmet.notices.command.MAILS_A_DAY", 1000)

@@ -123,5 +123,6 @@ def test_each_job_has_one_summary_after_kills(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_each_of_200_jobs_has_one_summary_after_many_kills(tmp_path):
     check(tmp_path, 200, int(os.environ.get("COLMET_ROUNDS", "5")))

@@ -16,7 +16,7 @@ from tests.support.daemons import start, start_collector, uri  # noqa: F401 - fi
 from tests.support.waiting import wait_for
 
 JOBS, ROUNDS = 30, 10
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.endurance]
 
 
 ENDS = (

@@ -94,6 +94,7 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.live
 def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_that_come_and_go(root):
     """1,000 ticks; benchmarks/bench_agent.py does 10,000."""
@@ -146,6 +147,7 @@ def test_an_agent_gives_every_descriptor_back(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(tmp_path):
     from colmet.common.wire import Decoder
 
