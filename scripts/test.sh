@@ -2,7 +2,7 @@
 # Runs the tests on all CPUs: those that are not slow, in at most five minutes on two; with the word slow, these alone. With
 # other arguments: pytest with these, in one process. With CI set, those of endurance are left out.
 #
-# usage: [WORKERS=3] [PACKAGES="node web"] test.sh PYTHON [slow | PYTEST ARGUMENT...]
+# usage: [WORKERS=3] [PACKAGES="node web"] [WITHOUT=FILE] test.sh PYTHON [slow | PYTEST ARGUMENT...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/running.sh
@@ -12,7 +12,7 @@ name=test arguments=(-m "not slow")
 for package in ${PACKAGES:-}; do arguments+=("tests/$package"); done
 if [[ $* == slow ]]; then
     # Of the files without a slow test, none is read.
-    mapfile -t paths < <(grep -lr --include='test_*.py' --exclude-dir=beds 'mark\.slow' tests)
+    mapfile -t paths < <(grep -lr --include='test_*.py' --exclude-dir=beds 'mark\.slow' tests | grep -vxF "${WITHOUT:-}")
     name=slow arguments=(-m "slow${CI:+ and not endurance}" --durations=30 "${paths[@]}")
 elif [[ $# -gt 0 ]]; then
     exec "$python" -m pytest "$@"

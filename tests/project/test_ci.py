@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-STAGES = re.findall(r"^ *(?:PARTS=\S+ |PARTS=\"[a-z ]+\" )?stage ([a-z-]+)", (ROOT / ".ci/run").read_text(), re.M)
+STAGES = re.findall(r"^ *(?:[A-Z]+=(?:\"[a-z ]+\"|\S+) )?stage ([a-z-]+)", (ROOT / ".ci/run").read_text(), re.M)
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M))
 
 
