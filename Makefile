@@ -52,6 +52,11 @@ c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it 
 			echo "c-test: no valgrind: only ASan searches for leaks (apt-get install valgrind)"; \
 		fi; \
 	done
+	@if command -v clang-14 >/dev/null; then \
+		$(MAKE) -s --no-print-directory -C colmet/node/backends/lib_bpf check; \
+	else \
+		echo "c-test: no clang-14: the programs of lib_bpf are not compared with their source (apt-get install clang-14 llvm-14 libbpf-dev)"; \
+	fi
 
 coverage: venv clibs ## say how much of each module the tests run, in branches, the slow ones left out; ARGS goes to pytest
 	@$(PY) -m pip --disable-pip-version-check install -q 'pytest-cov>=6.3' 'coverage>=7.10'

@@ -14,10 +14,10 @@ from measuring import Figure, cpu_ns, job_root, rss_mb
 from colmet.common.daemon.startup import load
 from colmet.common.host.host import Host
 from colmet.common.wire import v1
+from colmet.node.accounting.netlink_accounting import NetlinkAccounting
 from colmet.node.agent import Agent
 from colmet.node.agent_tables import AgentStats
 from colmet.node.backends import NAMES
-from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
@@ -83,7 +83,7 @@ def bench_exits() -> list[Figure]:
         source = JobSource(Host(), [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
         tasks = ShortTasks(root.job("bob_1"))
         tasks.run(1)
-        backend = TaskstatsBackend(Host())
+        backend = NetlinkAccounting(Host())
         backend.open()
         jobs = source.scan().jobs
         backend.sample(jobs)
@@ -117,7 +117,7 @@ def bench_exits() -> list[Figure]:
     return figures
 
 
-def kernel_us(backend: TaskstatsBackend) -> float:
+def kernel_us(backend: NetlinkAccounting) -> float:
     """CPU time of taking in records and forks that wait, and nothing else, per record."""
     exits, forks = backend._source.exits, backend._source.forks
     assert exits is not None and forks is not None

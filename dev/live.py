@@ -378,7 +378,8 @@ class Daemons:
         command = [sys.executable, "-m", "colmet.node.main", "-v", "--zeromq-uri", self._uri, "--spool-dir", ""]
         command += ["--zeromq-curve-secret", ""]
         with self.log.open("a") as log:
-            self.node = subprocess.Popen([*command, *self._node_options], stderr=log)
+            environment = {"COLMET_PINS": "", **os.environ}  # nothing goes on counting after its end
+            self.node = subprocess.Popen([*command, *self._node_options], stderr=log, env=environment)
 
     def _read(self) -> None:
         assert self._collector.stdout is not None

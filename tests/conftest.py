@@ -30,6 +30,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.g
 # How long an example lasts says how busy the machine is; each run on each Python draws other examples.
 settings.register_profile("colmet", deadline=None, max_examples=30, database=None)
 settings.load_profile("colmet")
+os.environ["COLMET_PINS"] = ""  # programs in the kernel end with the agents that tests start
 os.umask(0o022)  # tests know the modes of their files, whatever the umask of who starts them is
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of programs are started: each would compile all it imports
 sys.dont_write_bytecode = False

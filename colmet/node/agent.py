@@ -115,6 +115,8 @@ class Agent:
     ) -> None:
         self._host_name = host_name
         self._source = source
+        for backend in backends:
+            backend.use_jobs(source)
         self.runners = [
             Runner(
                 BackgroundBackend(backend) if backend.blocking else backend,

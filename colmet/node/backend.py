@@ -16,6 +16,7 @@ from colmet.common.tables import is_declared
 from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
+from colmet.node.jobs.source import JobSource
 
 JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; None: missing
 
@@ -39,6 +40,7 @@ class InputBackend(ABC):
     blocking: ClassVar[bool] = False  # whether it may wait for a program, a device or a driver
     of_interval: ClassVar[bool] = False  # whether its rows are of the time since the last sample
     capabilities: frozenset[str] = frozenset()  # needed rights of root, by their names in capabilities(7)
+    better_with: frozenset[str] = frozenset()  # rights of root without which it measures less well
     deadline_s: float = 30.0  # of a blocking backend: longest `sample()` before a failure is reported
     part: str = ""  # the measured part, if not everything is measured
     provides: ClassVar[tuple[str, ...]] = ()  # names of values of jobs for other backends, see `job_value`
@@ -65,6 +67,9 @@ class InputBackend(ABC):
     def ask(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Return the argument of `sample()`, on the tick. A blocking backend reads its data on jobs here."""
         return jobs
+
+    def use_jobs(self, jobs: JobSource) -> None:  # noqa: B027 - most need no more than the jobs that they are given
+        """Learn where the jobs come from, before the first `open()`."""
 
     @abstractmethod
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
@@ -162,4 +167,4 @@ def check_declarations(cls: type[InputBackend], others: Sequence[type[InputBacke
     unknown = sorted({field.name for field in cls.agent_counters} - BACKEND_COUNTERS)
     if unknown:
         raise ValueError(f"agent_default has no column for its counters {', '.join(unknown)}: give them a table")
-    bits(cls.capabilities)
+    bits(cls.capabilities | cls.better_with)

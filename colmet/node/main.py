@@ -198,9 +198,10 @@ def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) ->
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
     """Print the backends that can measure, and one sample; return the exit status."""
     options.state_dir = ""
+    options.task_accounting = "netlink"
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
-        capabilities.drop(name for cls in classes for name in cls.capabilities)
+        capabilities.drop(name for cls in classes for name in cls.capabilities | cls.better_with)
 
     def look() -> tuple[str, int]:
         with contextlib.closing(find_jobs(options, host)) as source:
@@ -239,7 +240,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         return 0
     parts = build(options, classes, host)
     if not options.keep_privileges:
-        capabilities.drop(name for backend in parts.backends for name in backend.capabilities)
+        capabilities.drop(name for backend in parts.backends for name in backend.capabilities | backend.better_with)
     place = placement.Placement(host)
     if parts.security is None:
         log.warning("%s", curve.OFF)

@@ -120,7 +120,8 @@ def problem(check, target):
     return wrong[0]
 
 
-ASK_THE_KERNEL = (node.check_ends, node.check_forks, node.check_backends)  # and there is one alone
+# and there is one alone
+ASK_THE_KERNEL = (node.check_accounting, node.check_ends, node.check_forks, node.check_backends)
 OF_FILES = [
     check
     for check in CHECKS

@@ -383,11 +383,11 @@ def test_live_more_ends_than_there_is_room_for_are_counted_as_lost(root, monkeyp
 def test_live_outside_of_the_first_pid_namespace_the_backend_goes_on_without_and_says_so_once(root):
     code = (
         "import logging, os\n"
-        "from colmet.node.backends.taskstats import TaskstatsBackend\n"
+        "from colmet.node.accounting.netlink_accounting import NetlinkAccounting\n"
         "from colmet.common.host.host import Host\n"
         "from colmet.node.jobs.job import Job\n"
         "logging.basicConfig(format='%(levelname)s %(message)s')\n"
-        "backend = TaskstatsBackend(Host())\n"
+        "backend = NetlinkAccounting(Host())\n"
         "for _ in range(2):\n"
         "    backend.open()\n"
         "    (row,) = backend.sample([Job(Host(), 0, pids=[os.getpid()])])\n"

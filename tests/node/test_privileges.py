@@ -129,7 +129,7 @@ def statuses(pid):
 def test_each_thread_of_the_agent_keeps_only_what_its_backends_need(node):
     daemon = node("--enable-jobproc", *PERF)[1]
     daemon.said("backend on backend=perfhw")
-    kept = CORE | {"CAP_NET_ADMIN", "CAP_PERFMON"}
+    kept = CORE | {"CAP_NET_ADMIN", "CAP_BPF", "CAP_PERFMON"}
     assert f"privileges kept: {','.join(sorted(kept))}" in daemon.log.read_text()
     found = list(statuses(daemon.process.pid))
     assert len(found) >= 3  # ZeroMQ's, too

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host import processes
 from colmet.common.host.host import Host
-from colmet.node.backends.taskstats import TaskstatsBackend
+from colmet.node.accounting.netlink_accounting import NetlinkAccounting
 from colmet.node.jobs.job import Job
 from colmet.node.kernel import netlink, taskstats
 from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
@@ -94,7 +94,7 @@ def client(root):
 @pytest.fixture
 def backend(root, monkeypatch):
     monkeypatch.setattr(processes, "LOOK_S", 1.0)  # a busy machine may hold up a read for some milliseconds
-    made = TaskstatsBackend(Host())
+    made = NetlinkAccounting(Host())
     made.open()
     yield made
     made.close()

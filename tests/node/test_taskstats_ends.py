@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from colmet.common.errors import ParseError
 from colmet.common.host import processes as processes_module
 from colmet.common.tables import RUN_FIELDS
+from colmet.node.accounting import netlink_accounting as taskstats
 from colmet.node.accounting.job_cpu_time import FULL_TICKS
-from colmet.node.backends import taskstats
-from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
+from colmet.node.accounting.netlink_accounting import SCHEMA, NetlinkAccounting
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, Exits
@@ -151,7 +151,7 @@ class Node:
         """A new agent: it knows nothing but what was kept."""
         if hasattr(self, "backend"):
             self.backend.close()
-        self.backend = TaskstatsBackend(self.fake.host, "/state" if self.state else "")
+        self.backend = NetlinkAccounting(self.fake.host, "/state" if self.state else "")
         self.jobs = {job: self.make(job) for job in self.jobs}
         self.connect()
         if self.state:
@@ -285,7 +285,7 @@ def test_a_task_number_that_the_job_uses_again_is_another_task(node, kernel):
 
 
 def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_reported(node, kernel, monkeypatch):
-    monkeypatch.setattr("colmet.node.backends.taskstats.FEW", 0)
+    monkeypatch.setattr("colmet.node.accounting.netlink_accounting.FEW", 0)
     kernel.start(20)
     node.job(2, 20)
     node.tick()
@@ -499,7 +499,7 @@ def test_cpu_total_has_what_processes_are_charged_with_beyond_the_records(node, 
         row = node.row()
     assert row["cpu_run_virtual_total"] == 100 + 1 * MS
     assert row["cpu_total"] == 100 + 40 * MS
-    assert node.backend.job_value("cpu_attributed")(node.jobs[1]) == row["cpu_total"]
+    assert node.backend.cpu_attributed(node.jobs[1]) == row["cpu_total"]
     assert node.row()["cpu_total"] == row["cpu_total"]
 
 

@@ -47,6 +47,7 @@ LIBRARIES = {
         "colmet.collector.backends.hdf5.calls",
         "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.kernel.clib",
+        "colmet.node.kernel.job_accounting",
         "colmet.node.kernel.netlink",
         "colmet.node.kernel.perfevents",
         "colmet.node.backends.",

@@ -66,7 +66,7 @@ def test_the_container_of_the_node_has_no_more_rights_than_its_unit():
     given = set(re.search(r"--cap-drop all --cap-add (\S+)", page)[1].split(","))
     unit = (ROOT / "packaging/systemd/colmet-node.service").read_text()
     bounds = re.search(r"^CapabilityBoundingSet=(.+)$", unit, re.M)[1].split()
-    assert {f"CAP_{name}" for name in given} == set(bounds) - {"CAP_PERFMON"}
+    assert {f"CAP_{name}" for name in given} == set(bounds)
 
 
 def test_each_variable_of_the_role_is_documented_with_its_tasks_well_formed():

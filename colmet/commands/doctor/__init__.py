@@ -26,6 +26,7 @@ CHECKS = (  # in the order of their execution
     Check("daemon", "health", SIDES, daemon.check_health),
     Check("daemon", "unit", SIDES, daemon.check_unit),
     Check("daemon", "leftovers", SIDES, daemon.check_leftovers, "nothing"),
+    Check("kernel", "task accounting", _NODE, node.check_accounting),
     Check("kernel", "task ends", _NODE, node.check_ends),
     Check("kernel", "forks", _NODE, node.check_forks),
     Check("kernel", "delay accounting", _NODE, node.check_delays),

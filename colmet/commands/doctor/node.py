@@ -38,6 +38,27 @@ def _text(host: Host, path: str) -> str:
         raise
 
 
+def check_accounting(target: Target) -> checks.Finding:
+    """Check that the kernel adds up the tasks of each job."""
+    from colmet.node.kernel.job_accounting import JobAccounting
+    from colmet.node.main import find_jobs
+
+    source = None
+    try:
+        source = find_jobs(target.options, target.host)
+        JobAccounting(source.hierarchies(), "").close()
+    except (BackendUnavailable, OSError) as err:
+        found, _, remedy = str(err).partition("; ")
+        return checks.warn(
+            f"{found}: tasks are added up from netlink, which misses part of what short ones use",
+            remedy or f"see {document('inputs/taskstats.md')}",
+        )
+    finally:
+        if source is not None:
+            source.close()
+    return checks.good("the kernel adds up the tasks of each job")
+
+
 def check_ends(target: Target) -> checks.Finding:
     """Check that the kernel sends exit records: without them short tasks are not counted."""
     from colmet.node.kernel.netlink import Inbox

@@ -24,9 +24,10 @@ NUMBERS = {
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
     "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
 }
-# A capability that includes another one: before Linux 5.8 there is no CAP_PERFMON.
-STRONGER = {"CAP_PERFMON": "CAP_SYS_ADMIN"}
+# A capability that includes another one: before Linux 5.8 there is neither.
+STRONGER = {"CAP_PERFMON": "CAP_SYS_ADMIN", "CAP_BPF": "CAP_SYS_ADMIN"}
 # Needed by any backend: the processes of jobs are read to attribute them to jobs.
 CORE = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))
 _MACHINE = "user:[4026531837]"  # the first user namespace: PROC_USER_INIT_INO of include/linux/proc_ns.h

@@ -83,6 +83,12 @@ TASKSTATS_COUNTERS = (
     _record_count("answers_lost", "Lost answers for live tasks, requested again."),
     _record_count("delays_implausible", "Growths of a task's delay dropped, longer than it can have waited."),
     _record_count("state_failures", "Failed saves of the state for the next start."),
+    _record_count("jobs_full", "Directories of jobs without room in the kernel's map."),
+    _record_count("tasks_full", "Tasks without room in the kernel's map, counted at their ends alone."),
+    _record_count("late_moves", "Moves of tasks that a reading alone has seen."),
+    _record_count("threads_beyond", "Moves of processes with more than 1,024 threads."),
+    _record_count("missed_ends", "Tasks whose last event the kernel did not report."),
+    gauge("kernel_accounting_on", "count", "1 while the kernel adds up tasks by job.", "the taskstats backend"),
     gauge("exit_records_on", "count", "1 while the kernel sends exit records.", "the taskstats backend"),
     gauge("fork_events_on", "count", "1 while the kernel reports forks.", "the taskstats backend"),
 )

@@ -40,6 +40,7 @@ class Job:
             elsewhere.
         is_watched: whether the agent notices each task that is moved into the job.
         listed_ns: time since the machine's boot at which the reading of the present `pids` began.
+        keys: the job's own directories in all hierarchies, as the kernel's programs know them, with their names.
         run: number of this run, see `colmet.common.tables`; None if the job's directory was not seen.
     """
 
@@ -70,6 +71,7 @@ class Job:
         self._kept: dict[str, Kept] = {}
         self._unified: dict[str, bool] = {}
         self._identity = f"{self.tops} {self._named_pids} {self._named_tids}" if job_id == NODE_JOB else ""
+        self.keys: dict[int, str] = {}
         self.run: int | None = None
         self.listed_ns = 0
         self._misses: dict[str, int] = {}
@@ -93,11 +95,13 @@ class Job:
             self._identity = f"{self.tops} {self._named_pids} {self._named_tids}"
             return
         try:
-            inode = self._host.inode(self.tops[0])
+            self.identify(self._host.inode(self.tops[0]))
         except OSError:
-            inode = 0  # removed already
-        else:
-            self.run = self._run_of(inode)
+            self._identity = f"{self.tops[0]} 0"  # removed already
+
+    def identify(self, inode: int) -> None:
+        """Set the identity by the inode number of the job's directory."""
+        self.run = self._run_of(inode)
         self._identity = f"{self.tops[0]} {inode}"
 
     def _run_of(self, inode: int) -> int:

@@ -8,6 +8,7 @@ import select
 from typing import NamedTuple
 
 from colmet.common.host.host import Host, is_gone
+from colmet.node.jobs.directory_keys import HIERARCHIES
 
 _PATH = "/proc/self/mounts"
 _CONTROLLERS = frozenset(
@@ -112,6 +113,14 @@ class Mounts:
         """Return whether a directory is one of cgroup v2."""
         mount = self.of(path)
         return mount is not None and mount.version == 2
+
+    def hierarchy_of(self, path: str) -> str:
+        """Return the name in `HIERARCHIES` of such a path's hierarchy; "" for none of them."""
+        mount = self.of(path)
+        if mount is None:
+            return ""
+        names = ("unified",) if mount.version == 2 else mount.controllers
+        return next((name for name in HIERARCHIES if name in names), "")
 
     def close(self) -> None:
         """Close the file; can be called twice."""

@@ -54,6 +54,7 @@ class JobLayout(NamedTuple):
     way: re.Pattern[str]  # matches the directories to search for jobs
     job: re.Pattern[str]  # matches a job's directory; its groups are `job` or `sluid`, and `user`
     controllers: tuple[str, ...] = ()  # v1 hierarchies to search; the first one with a job lists its tasks
+    depth: int = 1  # levels from the root to a job's directory; of OAR 3 at most
 
     def match(self, path: str) -> Claim | None:
         """Return the job named by a directory's path; None if it is not a job's own directory."""
@@ -114,6 +115,7 @@ LAYOUTS = (
         job=re.compile(
             r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}/oar-u(?P<user>[0-9]+)-j(?P<job>[0-9]+)(?:[^0-9/][^/]*)?"
         ),
+        depth=4,
     ),
     JobLayout(
         name="slurm-v1",
@@ -124,6 +126,7 @@ LAYOUTS = (
         root=re.compile(r"/slurm(?:_[^/]+)?"),
         way=re.compile(r"/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?"),
         job=re.compile(r"/slurm(?:_[^/]+)?/uid_(?P<user>[0-9]+)/job_(?P<job>[0-9]+)"),
+        depth=2,
     ),
     _SLURM_V2,
     _SLURM_V2._replace(
@@ -176,6 +179,21 @@ class JobPlace(ABC):
         self.watched = False  # whether an earlier walk has listed it; if so, a new directory was created since
         self.exists = False  # whether the last walk found it
         self.unmatched: tuple[str, ...] = ()  # names of directories of no job found there by the last walk
+        self.roots: list[str] = []  # directories below which jobs' directories are made, as of the last walk
+
+    @property
+    def depth(self) -> int:
+        """Levels from a root to the directories of jobs."""
+        return self.layout.depth if self.layout is not None else 1
+
+    @property
+    @abstractmethod
+    def base(self) -> str:
+        """A path in the hierarchy of its jobs; of a named root that does not exist, perhaps in none."""
+
+    @abstractmethod
+    def claim(self, path: str) -> Claim | None:
+        """Return the job named by a directory's path; None if it is not a job's."""
 
     @abstractmethod
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
@@ -190,8 +208,16 @@ class LayoutPlace(JobPlace):
         self._layout = layout
         self._point = point.rstrip("/")
 
+    @property
+    def base(self) -> str:  # noqa: D102 - as in the class above
+        return self._point or "/"
+
+    def claim(self, path: str) -> Claim | None:  # noqa: D102 - as in the class above
+        return self._layout.match(path[len(self._point) :])
+
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:  # noqa: D102 - as in the class above
         self.exists = False
+        self.roots = []
         return self._below("", directories)
 
     def _below(self, relative: str, directories: Directories) -> Iterator[tuple[str, Claim]]:
@@ -205,7 +231,9 @@ class LayoutPlace(JobPlace):
             if claim is not None:
                 yield self._point + child, claim
             elif self._layout.leads(child):
-                self.exists = self.exists or self._layout.root.fullmatch(child) is not None
+                if self._layout.root.fullmatch(child) is not None:
+                    self.exists = True
+                    self.roots.append(self._point + child)
                 yield from self._below(child, directories)
 
     def _matters(self, path: str) -> bool:
@@ -233,6 +261,13 @@ class NamedRoot(JobPlace):
         self._waiting = False
         self._ignored: set[str] = set()
 
+    @property
+    def base(self) -> str:  # noqa: D102 - as in the class above
+        return self._host.resolve(self.path)
+
+    def claim(self, path: str) -> Claim | None:  # noqa: D102 - as in the class above
+        return self._parse(path.rpartition("/")[2])
+
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
         """Return each existing job directory, and the job named by it."""
         real = self._host.resolve(self.path)
@@ -248,6 +283,7 @@ class NamedRoot(JobPlace):
             self._absent(err)
             return
         self.exists = True
+        self.roots = [real]
         if self._waiting:
             self._waiting = False
             log.info("found the jobs' cgroups path=%s", self.path)
@@ -260,6 +296,7 @@ class NamedRoot(JobPlace):
     def _absent(self, err: OSError) -> None:
         self._real = ""
         self.unmatched = ()
+        self.roots = []
         if not self._waiting:
             self._waiting = True
             if isinstance(err, PermissionError):

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host, is_gone
 from colmet.common.text import counted
+from colmet.node.jobs.directory_keys import MAX_HIERARCHIES, RootDirectory, directory_key, inode_of
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.places import ABSENT, Claim, JobPlace, NamedRoot, PlaceState, layout_places
@@ -33,6 +35,7 @@ MAX_DEPTH = 8  # of directories inside a job's
 MAX_GROUPS = 1024  # directories of one job
 _NOBODY = -1  # a directory of an unknown job
 _MOST_CONFLICTS_KEPT = 1000
+_MOST_ROOTS_KEPT = 256
 
 
 @dataclass
@@ -44,6 +47,14 @@ class FoundJob:
     watched: bool  # whether it began while the place was watched
     tops: list[str] = field(default_factory=list)  # its directories in the hierarchy that lists its tasks
     elsewhere: list[str] = field(default_factory=list)  # its directories in other hierarchies
+
+
+class JobRoot(NamedTuple):
+    """A root of jobs' directories, as the kernel's programs are to know it."""
+
+    place: JobPlace
+    path: str
+    directory: RootDirectory
 
 
 class Finder:
@@ -178,6 +189,7 @@ class JobSource:
         processes: reads files of the jobs' processes.
         started, ended: numbers of jobs that began and ended.
         fd: readable when a scan would find a change.
+        roots: where jobs' directories are made, by key; another object once that has changed.
     """
 
     def __init__(
@@ -211,6 +223,55 @@ class JobSource:
         self.ended = 0
         self.fd = self._directories.fd
         self.processes = host.processes
+        self.roots: dict[int, JobRoot] = {}
+        self._former_roots: dict[int, JobRoot] = {}  # some may be removed with their last job
+
+    def hierarchies(self) -> list[str]:
+        """Return the hierarchies where jobs are or may be, by names of `HIERARCHIES`; those with jobs first.
+
+        Raises:
+            BackendUnavailable: the kernel's programs cannot follow all of the jobs; the text says why.
+        """
+        self._refresh()
+        if self._unit is not None:
+            raise BackendUnavailable("tasks named by the command line are not counted in the kernel")
+        present = {place.path: self._mounts.hierarchy_of(place.base) for place in self._places if place.exists}
+        if "" in present.values():
+            path = next(path for path, name in present.items() if not name)
+            raise BackendUnavailable(f"{path} is in no hierarchy of cgroups that the kernel's programs can follow")
+        names = dict.fromkeys(present.values())
+        if len(names) > MAX_HIERARCHIES:
+            raise BackendUnavailable(f"jobs are in more than {MAX_HIERARCHIES} hierarchies: {', '.join(names)}")
+        mounted = [*(["unified"] if self._mounts.unified is not None else []), *self._mounts.v1]
+        likely = [name for name in ("cpuset", "unified", "freezer", "memory") if name in mounted]
+        return list(dict.fromkeys([*names, *likely]))[:MAX_HIERARCHIES]
+
+    def end_unseen(self, root: int, key: int, parent_name: str, name: str) -> bool:
+        """End a job that came and went between two scans, by its directory's root, key and names.
+
+        Return whether the directory was a job's.
+        """
+        known = self._former_roots.get(root)
+        if known is None:
+            return False
+        place = known.place
+        path = "/".join([known.path.rstrip("/"), *([parent_name] if place.depth == 2 else []), name])
+        claim = place.claim(path)
+        if claim is None:
+            return False
+        if claim.sluid:  # the job's number was in the environment of its processes alone
+            self._finder.sluids.unmapped += 1
+            return False
+        job = Job(self._host, claim.job, claim.user, (path,), mounts=self._mounts)
+        job.keys = {key: name}
+        job.witnessed = True
+        job.identify(inode_of(key))
+        job.close()
+        self._ended_jobs.append(job)
+        self.started += 1
+        self.ended += 1
+        log.info("job ended before it was seen job=%d user=%s cgroup=%s", job.id, job.user, path)
+        return True
 
     def counters(self) -> dict[str, int]:
         """Return the counters of the search and of the reads of processes, by column of `agent_default`."""
@@ -332,8 +393,24 @@ class JobSource:
         self._owners = owners
         for place in self._places:
             place.watched = True
+        self._find_roots()
         self._finder.forget({*found, NODE_JOB})
         directories.end()
+
+    def _find_roots(self) -> None:
+        roots = {}
+        for place in self._places:
+            for path in place.roots:
+                hierarchy = self._mounts.hierarchy_of(path)
+                with contextlib.suppress(OSError):
+                    key = directory_key(hierarchy, self._host.inode(path)) if hierarchy else 0
+                    is_oar3 = place.layout is not None and place.layout.name == "oar3"
+                    if key and key not in roots:
+                        roots[key] = JobRoot(place, path, RootDirectory(key, place.depth, is_oar3))
+        if roots != self.roots:
+            self.roots = roots
+            newest = list({**self._former_roots, **roots}.items())[-_MOST_ROOTS_KEPT:]
+            self._former_roots = dict(newest)
 
     def _update(self, job_id: int, found: FoundJob, keys: set[tuple[str, int]], cgroups: list[str]) -> None:
         known = self._jobs.get(job_id)
@@ -347,6 +424,12 @@ class JobSource:
             self._begin(job_id, found, cgroups)
         elif known.regroup(found.tops, cgroups):
             self._changed.add(job_id)
+        hierarchies = {path: self._mounts.hierarchy_of(path) for path, _ in keys}
+        self._jobs[job_id].keys = {
+            directory_key(hierarchies[path], inode): path.rpartition("/")[2]
+            for path, inode in keys
+            if hierarchies[path]
+        }
 
     def _begin(self, job_id: int, found: FoundJob, cgroups: list[str]) -> None:
         job = Job(self._host, job_id, found.user, found.tops, mounts=self._mounts)

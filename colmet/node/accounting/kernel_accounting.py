@@ -1,0 +1,284 @@
+"""Rows of the taskstats backend from the sums that the kernel keeps by job; see docs/inputs/taskstats.md."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.errors import BackendUnavailable
+from colmet.common.host.host import Host
+from colmet.common.schema import MISSING_INT, Sample
+from colmet.common.tables.tasks import TASKSTATS
+from colmet.node.accounting.accumulator import Ints
+from colmet.node.jobs.directory_keys import HIERARCHIES, hierarchy_number
+from colmet.node.jobs.job import Job
+from colmet.node.jobs.source import JobSource
+from colmet.node.kernel.job_accounting import COUNTERS, JobAccounting, Rows, pin_directory
+from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
+from colmet.node.state import StateFile
+
+log = logging.getLogger(__name__)
+
+_COLUMNS = [field.name for field in TASKSTATS.fields if field.name not in ("run", "uptime")]
+_US = 1000  # ns
+# The kernel's integrals are in 1,024 pages x ns; in lowest terms, as the product would not fit.
+_MB_US = Fraction(resource.getpagesize(), 1000 * 1024)
+# Columns that are one counter of the kernel times a factor over a divisor.
+_FROM_COUNTERS = {
+    **{name: (name, 1, 1) for name in ("cpu_count", "blkio_count", "swapin_count", "freepages_count", "read_bytes")},
+    **{f"{name}_total": (name, 1, 1) for name in ("cpu_delay", "blkio_delay", "swapin_delay", "freepages_delay")},
+    "cpu_run_virtual_total": ("runtime", 1, 1),
+    "cpu_total": ("runtime", 1, 1),
+    **dict.fromkeys(("ac_utime", "ac_utimescaled"), ("utime", 1, _US)),
+    **dict.fromkeys(("ac_stime", "ac_stimescaled"), ("stime", 1, _US)),
+    "ac_minflt": ("minor_faults", 1, 1),
+    "ac_majflt": ("major_faults", 1, 1),
+    "coremem": ("rss_integral", _MB_US.numerator, _MB_US.denominator),
+    "virtmem": ("vm_integral", _MB_US.numerator, _MB_US.denominator),
+    "read_char": ("read_chars", 1, 1),
+    "write_char": ("written_chars", 1, 1),
+    "read_syscalls": ("read_calls", 1, 1),
+    "write_syscalls": ("write_calls", 1, 1),
+    "write_bytes": ("written_bytes", 1, 1),
+    "cancelled_write_bytes": ("cancelled_bytes", 1, 1),
+    "nvcsw": ("voluntary_switches", 1, 1),
+    "nivcsw": ("involuntary_switches", 1, 1),
+}
+_PLACES = np.array([_COLUMNS.index(name) for name in _FROM_COUNTERS])
+_SOURCES = np.array([COUNTERS.index(source) for source, _, _ in _FROM_COUNTERS.values()])
+_FACTORS = np.array([factor for _, factor, _ in _FROM_COUNTERS.values()])
+_DIVISORS = np.array([divisor for _, _, divisor in _FROM_COUNTERS.values()])
+_UTIME, _STIME = COUNTERS.index("utime"), COUNTERS.index("stime")
+_BTIME, _ETIME = _COLUMNS.index("ac_btime"), _COLUMNS.index("ac_etime")
+_REAL = [_COLUMNS.index(name) for name in ("cpu_run_real_total", "cpu_scaled_run_real_total")]
+_CPU, _ENDED = _COLUMNS.index("cpu_total"), _COLUMNS.index("tasks_ended")
+_DELAYS = np.array([_COLUMNS.index(name) for name in sorted(DELAY_FIELDS)])
+# A task's last counts come a grace period after its parent has waited for it.
+FINAL_WAIT_S, FINAL_STEP_S = 0.1, 0.005
+# Sums that the agent keeps for a start where the kernel has none of them: they go on from there.
+_KEPT = np.dtype([("identity", "S200"), ("values", "i8", len(_COLUMNS))])
+_SUMS = np.array([place for place, name in enumerate(_COLUMNS) if name not in ("ac_btime", "ac_etime")])
+
+
+class KernelAccounting:
+    """The tasks of each job, counted by the kernel from the making of the job's directory on.
+
+    A job's sums are those of its directories, `Job.keys`. The kernel finds the directories below the roots of `jobs`;
+    those that were there before are added here. Jobs that came and went between two looks are reported to `jobs`, which
+    ends them as any other.
+
+    Attributes:
+        fd: -1, nothing is to be read between ticks.
+    """
+
+    fd = -1
+
+    def __init__(self, host: Host, jobs: JobSource, state_dir: str = "") -> None:
+        self._host = host
+        self._jobs = jobs
+        self._accounting: JobAccounting | None = None
+        self._roots: object = None
+        self._followed: set[int] = set()
+        self._delayacct = host.keep(DELAYACCT)
+        self._state = StateFile(host, state_dir, "accounting.state") if state_dir else None
+        self._kept: dict[bytes, Ints] = {}
+        self._offsets: dict[int, Ints] = {}  # by job: what the kernel's sums lack since a start without them
+        self._last: dict[int, Ints] = {}  # by job: its last row
+        self._sampled: Sequence[Job] = ()
+        self._unseen: set[int] = set()  # keys of directories reported to `jobs`
+        self._cpu_ns: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
+        self._wait_until = 0.0
+        self._implausible = 0
+        self._counters: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Load the programs, or take over those of an earlier start: BackendUnavailable."""
+        self.close()
+        hierarchies = self._jobs.hierarchies()
+        if not hierarchies:
+            raise BackendUnavailable("no hierarchy of cgroups is mounted in which jobs can be counted")
+        self._followed = {HIERARCHIES[name] for name in hierarchies}
+        self._accounting = accounting = JobAccounting(hierarchies, pin_directory())
+        log.info("jobs are accounted in the kernel since=%s", "before" if accounting.is_taken_over else "now")
+        if self._state is not None and self._state.open() and not accounting.is_taken_over:
+            data = self._state.load()
+            kept = np.frombuffer(data or b"", _KEPT) if data is None or len(data) % _KEPT.itemsize == 0 else ()
+            self._kept = {bytes(row["identity"]): row["values"] for row in kept}
+        self._set_roots()
+
+    def _set_roots(self) -> None:
+        assert self._accounting is not None
+        if self._jobs.roots is not self._roots:  # a new list where something has changed
+            self._accounting.set_roots([root.directory for root in self._jobs.roots.values()])
+            self._roots = self._jobs.roots
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """Return the rows of jobs; report to `JobSource` those that have come and gone."""
+        self._set_roots()
+        rows = self._read(jobs)
+        self._report_unseen(rows, jobs)
+        self._kept = {}  # the others ended while the agent was away
+        ids = {job.id for job in jobs}
+        self._last = {job: values for job, values in self._last.items() if job in ids}
+        self._offsets = {job: values for job, values in self._offsets.items() if job in ids}
+        self._implausible = max(self._implausible, int(rows["implausible"].sum()))
+        self._sampled = jobs
+        return self._samples(jobs, rows)
+
+    def notice(self, job: Job) -> None:
+        """Have a new job counted: its directory may be older than its root's, or than the programs."""
+        assert self._accounting is not None
+        self._set_roots()
+        for key, name in job.keys.items():
+            self._accounting.add_job(key, name)
+
+    def last(self, job: Job) -> Sample | None:
+        """Return the last row of a job, once the kernel has the last counts of its tasks; forget the job."""
+        assert self._accounting is not None
+        now = time.monotonic()
+        if now > self._wait_until + 1.0:  # of several ended jobs, the first waits for all
+            self._wait_until = now + FINAL_WAIT_S
+        while True:
+            rows = self._accounting.read()
+            own = rows[np.isin(rows["key"], list(job.keys))]
+            if own["is_final"].all() or not (own["removed_ns"] > 0).all() or time.monotonic() >= self._wait_until:
+                break
+            time.sleep(FINAL_STEP_S)
+        samples = self._samples([job], rows)
+        for key in job.keys:
+            self._accounting.forget(key)
+            self._unseen.discard(key)
+        self._sampled = [other for other in self._sampled if other is not job]
+        self._last.pop(job.id, None)
+        self._offsets.pop(job.id, None)
+        return samples[0] if samples else None
+
+    def drain(self) -> Iterable[int]:
+        """Return nothing: the kernel adds up what happens between ticks."""
+        return ()
+
+    def cpu_attributed(self, job: Job) -> int | None:
+        """Return the CPU time in ns of the job's tasks, live and ended, as of its last row."""
+        return self._cpu_ns.get(job)
+
+    def counters(self) -> Mapping[str, int]:
+        """Return what rows lack, and how many delays were not plausible."""
+        if self._accounting is not None:
+            self._counters = {
+                **self._accounting.losses(),
+                "delays_implausible": self._implausible,
+                "state_failures": self._state.failures if self._state is not None else 0,
+            }
+        return {**self._counters, "kernel_accounting_on": int(self._accounting is not None)}
+
+    def close(self) -> None:
+        """Keep the sums for a start without them, and release the programs; can be called twice."""
+        if self._accounting is not None:
+            if self._state is not None:
+                kept = [(job.identity.encode(), self._last[job.id]) for job in self._sampled if job.id in self._last]
+                self._state.save(np.array(kept, _KEPT).tobytes())
+            self._accounting.close()
+            self._accounting = None
+        if self._state is not None:
+            self._state.close()
+        self._roots = None
+        self._sampled = ()
+        self._delayacct.close()
+
+    def _read(self, jobs: Sequence[Job]) -> Rows:
+        """Return the kernel's rows, with all directories of the jobs among them."""
+        assert self._accounting is not None
+        rows = self._accounting.read()
+        counted = set(rows["key"].tolist())
+        if any(hierarchy_number(key) not in self._followed for job in jobs for key in job.keys):
+            raise BackendUnavailable("jobs are in a hierarchy of cgroups that was not there at the start")
+        absent = {key: name for job in jobs for key, name in job.keys.items() if key not in counted}
+        for key, name in absent.items():
+            self._accounting.add_job(key, name)
+        return self._accounting.read() if absent else rows
+
+    def _report_unseen(self, rows: Rows, jobs: Sequence[Job]) -> None:
+        """Report removed directories that are no job's that is known; forget those that are no job's at all."""
+        assert self._accounting is not None
+        if not rows["removed_ns"].any():
+            return
+        known = {key for job in jobs for key in job.keys} | self._unseen
+        for row in rows[(rows["removed_ns"] > 0) & (rows["is_final"] > 0)]:
+            key = int(row["key"])
+            if key in known:
+                continue
+            names = [bytes(row[name]).decode("utf-8", "surrogateescape") for name in ("parent_name", "name")]
+            has_tasks = row["forked"] or row["entered"] or row["ended"]
+            if has_tasks and self._jobs.end_unseen(int(row["root"]), key, *names):
+                self._unseen.add(key)
+            else:
+                self._accounting.forget(key)
+
+    def _samples(self, jobs: Sequence[Job], rows: Rows) -> list[Sample]:
+        """Return the rows of jobs with a task ever."""
+        places = {key: place for place, key in enumerate(rows["key"].tolist())}
+        own = [[places[key] for key in job.keys if key in places] for job in jobs]
+        measured = [(job, some) for job, some in zip(jobs, own) if some]
+        if not measured:
+            return []
+        order = np.array([place for _, some in measured for place in some])
+        starts = np.cumsum([0, *[len(some) for _, some in measured[:-1]]])
+        taken = rows[order]
+        counters = np.add.reduceat(taken["counters"], starts)
+        ended = np.add.reduceat(taken["ended"], starts)
+        oldest = taken["oldest_ns"]
+        oldest = np.minimum.reduceat(np.where(oldest == 0, np.iinfo("u8").max, oldest), starts)
+        values = self._values(counters, ended, oldest)
+        samples = []
+        for (job, _), row, began in zip(measured, values, oldest.tolist()):
+            if began == np.iinfo("u8").max and job.id not in self._last:
+                continue  # no task was ever in it
+            self._continue(job, row)
+            self._cpu_ns[job] = int(row[_CPU])
+            named = dict(zip(_COLUMNS, row.tolist()))
+            samples.append(Sample(job.id, {name: None if n == MISSING_INT else n for name, n in named.items()}))
+        return samples
+
+    def _values(self, counters: Ints, ended: Ints, oldest_ns: npt.NDArray[np.uint64]) -> Ints:
+        """Return the columns of jobs: shape (jobs, columns)."""
+        values: Ints = np.zeros((len(counters), len(_COLUMNS)), dtype=np.int64)
+        values[:, _PLACES] = counters[:, _SOURCES] * _FACTORS // _DIVISORS
+        for place in _REAL:
+            values[:, place] = counters[:, _UTIME] + counters[:, _STIME]
+        age_ns = np.maximum(0, time.monotonic_ns() - oldest_ns.astype(np.int64))
+        values[:, _ETIME] = age_ns // _US
+        values[:, _BTIME] = (time.time_ns() - age_ns) // 1_000_000_000
+        values[:, _ENDED] = ended
+        if not self._are_delays_counted():
+            values[:, _DELAYS] = MISSING_INT
+        return values
+
+    def _continue(self, job: Job, row: Ints) -> None:
+        """Have a job's row go on from its last one: no sum falls; what a new start of the programs lacks is added."""
+        last = self._last.get(job.id)
+        if last is None and self._kept:
+            kept = self._kept.pop(job.identity.encode(), None)
+            if kept is not None:
+                lacking = np.maximum(kept - row, 0)
+                self._offsets[job.id] = np.where((kept == MISSING_INT) | (row == MISSING_INT), 0, lacking)
+                last = kept
+        offset = self._offsets.get(job.id)
+        if offset is not None:
+            row[_SUMS] += offset[_SUMS]
+        if last is not None:
+            row[_SUMS] = np.maximum(row[_SUMS], last[_SUMS])
+            row[_BTIME] = min(row[_BTIME], last[_BTIME])  # a clock that is set does not make the job younger
+        self._last[job.id] = row
+
+    def _are_delays_counted(self) -> bool:
+        try:
+            return self._delayacct.read().strip() != b"0"
+        except FileNotFoundError:  # before Linux 5.14 there was no switch
+            return True

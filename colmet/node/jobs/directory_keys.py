@@ -1,0 +1,37 @@
+"""Keys of cgroup directories, as the kernel's programs have them, and roots of jobs' directories."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# The numbers of enum hierarchy in lib_bpf/accounting.h; a hierarchy of cgroup v1 is named by one of its controllers.
+HIERARCHIES = {
+    name: number
+    for number, name in enumerate(
+        ("cpuset", "freezer", "memory", "devices", "pids", "cpuacct", "cpu", "blkio", "unified"), start=1
+    )
+}
+MAX_HIERARCHIES = 4  # that programs follow at once
+
+
+class RootDirectory(NamedTuple):
+    """A directory below which the directories of jobs are made."""
+
+    key: int  # see `directory_key`
+    depth: int  # they are so many levels below; with `is_oar3` at most
+    is_oar3: bool = False  # whether only names of OAR 3 are jobs'
+
+
+def directory_key(hierarchy: str, inode: int) -> int:
+    """Return the key of a directory: the number of its inode, which two hierarchies may share, and its hierarchy."""
+    return inode | HIERARCHIES[hierarchy] << 56
+
+
+def inode_of(key: int) -> int:
+    """Return the inode of a directory's key."""
+    return key & (1 << 56) - 1
+
+
+def hierarchy_number(key: int) -> int:
+    """Return the number in `HIERARCHIES` of a directory's key."""
+    return key >> 56
