@@ -172,7 +172,7 @@ def bench_short_tasks() -> list[Figure]:
             name, total = one.workload.name, one.kernel_ns / 100
             whole = (one.attributed_ns + one.unattributed_ns) / total
             figures += [
-                (f"{name}: attributed", one.attributed_ns / total, "%", f"at least {100 * one.workload.at_least:.0f}"),
+                (f"{name}: attributed", one.attributed_ns / total, "%", f"at least {100 * one.workload.at_least:.1f}"),
                 (f"{name}: attributed and unattributed", whole, "%", "99.5 to 100.5"),
                 (f"{name}: by samples alone", one.sampled_ns / total, "%", ""),
             ]

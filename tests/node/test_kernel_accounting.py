@@ -357,6 +357,26 @@ def test_pinned_programs_count_on_over_kill_9_of_the_agent(kernel, cgroups, tmp_
         remove_pins(pins)
 
 
+def test_without_pins_totals_do_not_fall_over_a_kill(kernel, cgroups, tmp_path, root):
+    """What ends while nobody counts is lost; what was counted is not."""
+    os.chmod(tmp_path, 0o700)
+    job = cgroups.job("bob_6")
+    live = job.start("sleep", "60")
+    node = Node(cgroups, state=str(tmp_path))
+    run(job, sys.executable, "-S", "-c", BURN, "0.2")
+    wait_for(lambda: node.tick()[6]["tasks_ended"] == 1)
+    before = node.tick()[6]
+    node.backend._accounting._accounting.close()  # as a kill does
+    node.backend._accounting._accounting = None
+    node.close()
+    with contextlib.closing(Node(cgroups, state=str(tmp_path))) as again:
+        assert again.tick()[6]["cpu_total"] >= before["cpu_total"]
+        run(job, sys.executable, "-S", "-c", BURN, "0.2")
+        wait_for(lambda: again.tick()[6]["tasks_ended"] == 2)
+        assert again.tick()[6]["cpu_total"] / 1e9 == pytest.approx(job.cpu_s(), rel=0.01)
+    live.kill()
+
+
 def test_two_agents_have_programs_of_their_own(kernel, cgroups, monkeypatch):
     pins = "/sys/fs/bpf/colmet-test-two"
     if not os.path.ismount("/sys/fs/bpf"):

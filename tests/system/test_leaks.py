@@ -20,7 +20,6 @@ from colmet.common.daemon.startup import load
 from colmet.common.host.host import Host
 from colmet.common.schema import Table
 from colmet.common.wire import v1
-from colmet.node.accounting.attribution import Attribution
 from colmet.node.agent import Agent
 from colmet.node.agent_tables import AgentStats
 from colmet.node.backends import NAMES
@@ -54,10 +53,7 @@ def growth_of(step, count, warm_up):
 
 @pytest.mark.slow
 @pytest.mark.live
-def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_descriptors(cgroups, monkeypatch):
-    # what else ends on this machine is remembered, up to these bounds
-    monkeypatch.setattr(Attribution, "MAX_WAITING", 10)
-    monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
+def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_descriptors(cgroups):
     sent = []
     options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", "", "--spool-dir", ""])
     host = Host()

@@ -221,10 +221,6 @@ class Processes:
             order = order[work.place + 1 :]
         return answers[:]  # a copy: a thread that was given up may still write to the other list
 
-    def is_waited_for(self, pid: int) -> bool:
-        """Return whether a process has an unanswered question."""
-        return pid in self._waiting
-
     def may_answer(self, pid: int, party: str) -> bool:
         """Return whether a question about a process would be asked now."""
         self._forget()

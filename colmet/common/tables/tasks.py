@@ -52,14 +52,12 @@ TASKSTATS = Schema(
             "cpu_total",
             "nsec",
             "counter",
-            "CPU time of all tasks, including the part missing from exit records: cpu_run_virtual_total, plus the "
-            "charge of processes for children beyond the children's records, or until that charge the difference to "
-            "cpu_run_real_total of tasks shorter than 20 ms; never more than the use of the job's cgroup. "
-            "Source: struct taskstats, /proc/<pid>/stat, cpuacct.usage, cpu.stat.",
+            "CPU time of all tasks that is known to be the job's: cpu_run_virtual_total. By netlink it lacks what "
+            "tasks used after their records. Source: task_struct.se.sum_exec_runtime, struct taskstats.",
         ),
         counter(
             *("tasks_ended", "count", "Tasks (processes and threads) that have ended; missing without exit records."),
-            "exit records",
+            "sched_process_exit, exit records",
         ),
         *RUN_FIELDS,
     ],
@@ -76,7 +74,7 @@ TASKSTATS_COUNTERS = (
     _record_count("exit_overflows", "Overflows of the kernel's buffer for exit records (ENOBUFS)."),
     _record_count("exits_known", "Ended tasks attributed to the job of an earlier tick."),
     _record_count("exits_by_fork", "Ended tasks unseen by any tick, attributed by their fork event."),
-    _record_count("exits_by_parent", "Ended tasks unseen by any tick, attributed to their parent's job."),
+    _record_count("exits_by_parent", "0; earlier versions attributed ended tasks to their parent's job."),
     _record_count("exits_other", "Ended tasks without a known job."),
     _record_count("fork_events", "Fork events sent by the kernel."),
     _record_count("fork_overflows", "Overflows of the kernel's buffer for fork events (ENOBUFS)."),

@@ -76,7 +76,6 @@ class Accumulator:
         values: Ints,
         inherited: Collection[int] = (),
         reused: Collection[int] = (),
-        present: Ints | None = None,
     ) -> Ints | None:
         """Update a job with its live tasks at one tick; return its totals.
 
@@ -86,7 +85,6 @@ class Accumulator:
             values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
             inherited: ended tasks with values taken over by a live task, not to be counted twice.
             reused: live tasks passed to `end` before: their numbers belong to other tasks now.
-            present: the fold of `values`, if known (`fold_each`).
 
         Returns:
             Totals, shape (fields,), -1 for fields without a value of any task; None before the job's first task.
@@ -97,7 +95,7 @@ class Accumulator:
         known.keys, known.values = keys, values
         if not len(keys) and known.ended is None:
             return None if known.floor is None else np.where(self._gauge, 0, known.floor)
-        totals = self._fold(values, known.ended, present)
+        totals = self._fold(values, known.ended)
         if not len(keys):
             totals[self._gauge] = 0  # known to use none: not the same as unknown
         if known.before is not None:
@@ -262,34 +260,12 @@ class Accumulator:
                 taken.add(int(known.keys[best]))
         return taken
 
-    def fold_each(self, values: Ints, starts: Ints) -> Ints | None:
-        """Fold several groups of tasks at once; None if a column has values of some tasks only.
-
-        Args:
-            values: of all tasks, group by group: shape (n, fields).
-            starts: the first task of each group; no group is empty.
-
-        Returns:
-            A row for each group.
-        """
-        missing = values == MISSING_INT
-        some = np.flatnonzero(missing.any(axis=0))
-        if len(some) and not missing[:, some].all():
-            return None
-        totals: Ints = np.add.reduceat(values, starts, axis=0)
-        totals[:, self._max_places] = np.maximum.reduceat(values.take(self._max_places, 1), starts, axis=0)
-        totals[:, self._min_places] = np.minimum.reduceat(values.take(self._min_places, 1), starts, axis=0)
-        totals[:, some] = MISSING_INT
-        return totals
-
-    def _fold(self, values: Ints, former: Ints | None, present: Ints | None = None) -> Ints:
-        """Fold tasks and the result of a former fold into one row; `present`: the fold of the tasks, if known."""
+    def _fold(self, values: Ints, former: Ints | None) -> Ints:
+        """Fold tasks and the result of a former fold into one row."""
         if former is not None:
             if not len(values):
                 return former.copy()
-            values = np.vstack((self._fold(values, None) if present is None else present, former))
-        elif present is not None:
-            return present.copy()
+            values = np.vstack((self._fold(values, None), former))
         totals: Ints = values.sum(axis=0)
         totals[self._max_places] = values.take(self._max_places, 1).max(axis=0)
         totals[self._min_places] = values.take(self._min_places, 1).min(axis=0)
@@ -322,7 +298,6 @@ class KeptJob(NamedTuple):
     values: Ints  # their values, shape (n, fields)
     excess: Ints  # their dropped waits, shape (n, waits), see `PlausibleWaits.excess`; not packed without waits
     floor: Ints | None  # lower bounds of the counters, shape (fields,)
-    beyond_ns: int  # CPU time in no record
     ended: int  # number of its ended tasks
 
 
@@ -342,7 +317,7 @@ def pack_totals(jobs: Mapping[int, KeptJob], fields: Sequence[str], waits: int) 
         excess.append(job.excess)
         has_floor = job.floor is not None
         one = {"job": job_id, "identity": job.identity, "tasks": len(job.keys), "floor": has_floor}
-        head.append({**one, "beyond": job.beyond_ns, "ended": job.ended})
+        head.append({**one, "ended": job.ended})
     text = json.dumps({"fields": fields, "jobs": head, "waits": waits}).encode()
     arrays += excess if waits else []
     return b"".join([_HEAD.pack(len(text)), text, *[np.ascontiguousarray(array).data for array in arrays]])
@@ -376,8 +351,7 @@ def _unpack(data: bytes, fields: Sequence[str], waits: int) -> dict[int, KeptJob
         floor = take(1, width)[0] if one["floor"] else None
         sums, keys, values = take(2, width), take(one["tasks"], 1)[:, 0], take(one["tasks"], width)
         none = np.zeros((len(keys), waits), dtype=np.int64)
-        counts = int(one["beyond"]), int(one["ended"])
-        jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, *counts)
+        jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, int(one["ended"]))
     for job_id, job in jobs.items() if kept_waits else ():
         jobs[job_id] = job._replace(excess=take(len(job.keys), waits))
     return jobs

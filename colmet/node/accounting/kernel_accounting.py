@@ -19,6 +19,7 @@ from colmet.common.tables.tasks import TASKSTATS
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.jobs.directory_keys import HIERARCHIES, hierarchy_number
 from colmet.node.jobs.job import Job
+from colmet.node.jobs.places import Claim
 from colmet.node.jobs.source import JobSource
 from colmet.node.kernel.job_accounting import COUNTERS, JobAccounting, Rows, pin_directory
 from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
@@ -85,12 +86,15 @@ class KernelAccounting:
         self._jobs = jobs
         self._accounting: JobAccounting | None = None
         self._roots: object = None
-        self._followed: set[int] = set()
+        self._followed: list[int] = []  # numbers of hierarchies, the best first
+        # path and job of each directory that the kernel has entered, None for no job's; their keys by job
+        self._claims: dict[int, tuple[str, Claim] | None] = {}
+        self._entered: dict[int, list[int]] = {}
         self._delayacct = host.keep(DELAYACCT)
         self._state = StateFile(host, state_dir, "accounting.state") if state_dir else None
         self._kept: dict[bytes, Ints] = {}
-        self._offsets: dict[int, Ints] = {}  # by job: what the kernel's sums lack since a start without them
-        self._last: dict[int, Ints] = {}  # by job: its last row
+        self._offsets: dict[str, Ints] = {}  # by identity of job: what the kernel's sums lack since a start without them
+        self._last: dict[str, Ints] = {}  # by identity of job: its last row
         self._sampled: Sequence[Job] = ()
         self._unseen: set[int] = set()  # keys of directories reported to `jobs`
         self._cpu_ns: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
@@ -104,7 +108,7 @@ class KernelAccounting:
         hierarchies = self._jobs.hierarchies()
         if not hierarchies:
             raise BackendUnavailable("no hierarchy of cgroups is mounted in which jobs can be counted")
-        self._followed = {HIERARCHIES[name] for name in hierarchies}
+        self._followed = [HIERARCHIES[name] for name in hierarchies]
         self._accounting = accounting = JobAccounting(hierarchies, pin_directory())
         log.info("jobs are accounted in the kernel since=%s", "before" if accounting.is_taken_over else "now")
         if self._state is not None and self._state.open() and not accounting.is_taken_over:
@@ -123,14 +127,18 @@ class KernelAccounting:
         """Return the rows of jobs; report to `JobSource` those that have come and gone."""
         self._set_roots()
         rows = self._read(jobs)
+        self._note_claims(rows)
         self._report_unseen(rows, jobs)
-        self._kept = {}  # the others ended while the agent was away
-        ids = {job.id for job in jobs}
-        self._last = {job: values for job, values in self._last.items() if job in ids}
-        self._offsets = {job: values for job, values in self._offsets.items() if job in ids}
+        identities = {job.identity for job in jobs}
+        self._last = {job: values for job, values in self._last.items() if job in identities}
+        self._offsets = {job: values for job, values in self._offsets.items() if job in identities}
         self._implausible = max(self._implausible, int(rows["implausible"].sum()))
         self._sampled = jobs
-        return self._samples(jobs, rows)
+        samples = self._samples(jobs, rows)
+        self._kept = {}  # the others ended while the agent was away
+        if self._accounting is not None and not self._accounting.is_pinned:
+            self._keep()  # a kill would take the sums away
+        return samples
 
     def notice(self, job: Job) -> None:
         """Have a new job counted: its directory may be older than its root's, or than the programs."""
@@ -147,17 +155,19 @@ class KernelAccounting:
             self._wait_until = now + FINAL_WAIT_S
         while True:
             rows = self._accounting.read()
-            own = rows[np.isin(rows["key"], list(job.keys))]
+            self._note_claims(rows)
+            keys = self._keys(job, rows)
+            own = rows[np.isin(rows["key"], keys)]
             if own["is_final"].all() or not (own["removed_ns"] > 0).all() or time.monotonic() >= self._wait_until:
                 break
             time.sleep(FINAL_STEP_S)
         samples = self._samples([job], rows)
-        for key in job.keys:
+        for key in keys:
             self._accounting.forget(key)
             self._unseen.discard(key)
         self._sampled = [other for other in self._sampled if other is not job]
-        self._last.pop(job.id, None)
-        self._offsets.pop(job.id, None)
+        self._last.pop(job.identity, None)
+        self._offsets.pop(job.identity, None)
         return samples[0] if samples else None
 
     def drain(self) -> Iterable[int]:
@@ -181,9 +191,7 @@ class KernelAccounting:
     def close(self) -> None:
         """Keep the sums for a start without them, and release the programs; can be called twice."""
         if self._accounting is not None:
-            if self._state is not None:
-                kept = [(job.identity.encode(), self._last[job.id]) for job in self._sampled if job.id in self._last]
-                self._state.save(np.array(kept, _KEPT).tobytes())
+            self._keep()
             self._accounting.close()
             self._accounting = None
         if self._state is not None:
@@ -191,6 +199,12 @@ class KernelAccounting:
         self._roots = None
         self._sampled = ()
         self._delayacct.close()
+
+    def _keep(self) -> None:
+        """Save the sums of jobs for a start where the kernel has none of them."""
+        if self._state is not None:
+            kept = [(job.identity.encode(), self._last[job.identity]) for job in self._sampled if job.identity in self._last]
+            self._state.save(np.array(kept, _KEPT).tobytes())
 
     def _read(self, jobs: Sequence[Job]) -> Rows:
         """Return the kernel's rows, with all directories of the jobs among them."""
@@ -204,27 +218,78 @@ class KernelAccounting:
             self._accounting.add_job(key, name)
         return self._accounting.read() if absent else rows
 
+    def _note_claims(self, rows: Rows) -> None:
+        """Note the job of each directory that the kernel has entered, and forget removed ones of no job."""
+        assert self._accounting is not None
+        entered = rows[rows["root"] > 0]
+        keys = entered["key"].tolist()
+        if keys != list(self._claims):  # the usual tick: the same directories
+            claims: dict[int, tuple[str, Claim] | None] = {}
+            self._entered = {}
+            for key, row in zip(keys, entered):
+                names = [bytes(row[name]).decode("utf-8", "surrogateescape") for name in ("parent_name", "name")]
+                claim = claims[key] = self._claims.get(key) or self._jobs.claim(int(row["root"]), *names)
+                if claim is not None:
+                    self._entered.setdefault(claim[1].job, []).append(key)
+            self._claims = claims
+        for key in entered["key"][entered["removed_ns"] > 0].tolist():
+            if self._claims[key] is None:
+                self._accounting.forget(key)
+
+    def _keys(self, job: Job, rows: Rows) -> list[int]:
+        """Return the keys of a job: those that `JobSource` has seen, and its run's in other hierarchies."""
+        others = [key for key in self._entered.get(job.id, ()) if key not in job.keys]
+        if not others:
+            return list(job.keys)
+        made_ns = dict(zip(rows["key"].tolist(), rows["made_ns"].tolist()))
+        removed_ns = dict(zip(rows["key"].tolist(), rows["removed_ns"].tolist()))
+        began_ns = min([made_ns[key] for key in job.keys if key in made_ns], default=0)
+        taken = {hierarchy_number(key) for key in job.keys}
+        keys = list(job.keys)
+        for key in sorted(others, key=lambda key: made_ns.get(key, 0)):
+            # in one hierarchy, another directory is another run
+            is_same = not removed_ns.get(key) or removed_ns[key] >= began_ns
+            if hierarchy_number(key) not in taken and is_same:
+                taken.add(hierarchy_number(key))
+                keys.append(key)
+        return keys
+
     def _report_unseen(self, rows: Rows, jobs: Sequence[Job]) -> None:
-        """Report removed directories that are no job's that is known; forget those that are no job's at all."""
+        """Report jobs whose directories have come and gone; forget those without a task ever."""
         assert self._accounting is not None
         if not rows["removed_ns"].any():
             return
-        known = {key for job in jobs for key in job.keys} | self._unseen
-        for row in rows[(rows["removed_ns"] > 0) & (rows["is_final"] > 0)]:
-            key = int(row["key"])
-            if key in known:
+        known = {key for job in jobs for key in self._keys(job, rows)} | self._unseen
+        places = {key: place for place, key in enumerate(rows["key"].tolist())}
+        for keys in self._entered.values():
+            group = [rows[places[key]] for key in keys if key not in known]
+            if group and all(row["removed_ns"] and row["is_final"] for row in group):
+                self._end_unseen(group)
+
+    def _end_unseen(self, group: Sequence[np.void]) -> None:
+        """End the runs of one job number whose directories have all gone."""
+        assert self._accounting is not None
+        runs: list[dict[int, np.void]] = []  # by hierarchy
+        for row in sorted(group, key=lambda row: int(row["made_ns"])):
+            hierarchy = hierarchy_number(int(row["key"]))
+            if not runs or hierarchy in runs[-1]:
+                runs.append({})
+            runs[-1][hierarchy] = row
+        for run in runs:
+            ordered = sorted(run.values(), key=lambda row: self._followed.index(hierarchy_number(int(row["key"]))))
+            keys = {int(row["key"]): bytes(row["name"]).decode("utf-8", "surrogateescape") for row in ordered}
+            has_tasks = any(row["forked"] or row["entered"] or row["ended"] for row in ordered)
+            claim = self._claims[next(iter(keys))]
+            if has_tasks and claim is not None and self._jobs.end_unseen(*claim, keys):
+                self._unseen.update(keys)
                 continue
-            names = [bytes(row[name]).decode("utf-8", "surrogateescape") for name in ("parent_name", "name")]
-            has_tasks = row["forked"] or row["entered"] or row["ended"]
-            if has_tasks and self._jobs.end_unseen(int(row["root"]), key, *names):
-                self._unseen.add(key)
-            else:
+            for key in keys:
                 self._accounting.forget(key)
 
     def _samples(self, jobs: Sequence[Job], rows: Rows) -> list[Sample]:
         """Return the rows of jobs with a task ever."""
         places = {key: place for place, key in enumerate(rows["key"].tolist())}
-        own = [[places[key] for key in job.keys if key in places] for job in jobs]
+        own = [[places[key] for key in self._keys(job, rows) if key in places] for job in jobs]
         measured = [(job, some) for job, some in zip(jobs, own) if some]
         if not measured:
             return []
@@ -238,7 +303,7 @@ class KernelAccounting:
         values = self._values(counters, ended, oldest)
         samples = []
         for (job, _), row, began in zip(measured, values, oldest.tolist()):
-            if began == np.iinfo("u8").max and job.id not in self._last:
+            if began == np.iinfo("u8").max and job.identity not in self._last:
                 continue  # no task was ever in it
             self._continue(job, row)
             self._cpu_ns[job] = int(row[_CPU])
@@ -262,20 +327,21 @@ class KernelAccounting:
 
     def _continue(self, job: Job, row: Ints) -> None:
         """Have a job's row go on from its last one: no sum falls; what a new start of the programs lacks is added."""
-        last = self._last.get(job.id)
+        last = self._last.get(job.identity)
         if last is None and self._kept:
             kept = self._kept.pop(job.identity.encode(), None)
             if kept is not None:
                 lacking = np.maximum(kept - row, 0)
-                self._offsets[job.id] = np.where((kept == MISSING_INT) | (row == MISSING_INT), 0, lacking)
+                self._offsets[job.identity] = np.where((kept == MISSING_INT) | (row == MISSING_INT), 0, lacking)
                 last = kept
-        offset = self._offsets.get(job.id)
+                log.info("totals go on from before the agent's restart job=%d", job.id)
+        offset = self._offsets.get(job.identity)
         if offset is not None:
             row[_SUMS] += offset[_SUMS]
         if last is not None:
             row[_SUMS] = np.maximum(row[_SUMS], last[_SUMS])
             row[_BTIME] = min(row[_BTIME], last[_BTIME])  # a clock that is set does not make the job younger
-        self._last[job.id] = row
+        self._last[job.identity] = row
 
     def _are_delays_counted(self) -> bool:
         try:

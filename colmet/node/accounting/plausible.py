@@ -61,25 +61,15 @@ class PlausibleWaits:
         """Whether any counter of this kernel is known to be wrong."""
         return bool(self._wrong.any())
 
-    def are_plausible(self, values: Ints) -> bool:
-        """Return whether values of tasks need no correction: those of a usual kernel."""
-        limits = values[:, self._age, None] * _NS_PER_US + _MARGIN_NS
-        return not (self._wrong.any() or (values.take(self._waits, 1) > limits).any())
-
-    def update(self, job: int, keys: Ints, values: Ints, are_plausible: bool = False) -> Ints:
+    def update(self, job: int, keys: Ints, values: Ints) -> Ints:
         """Return the corrected values of a job's live tasks, and note them.
 
         Args:
             job: the job's id.
             keys: its live tasks, all of them, ascending, each once: shape (n,).
             values: their values, shape (n, fields), -1 for a missing one.
-            are_plausible: whether they are known to need no correction.
         """
-        if are_plausible:
-            counted: Ints = values.take(self._waits, 1)
-            excess: Ints = np.zeros(counted.shape, dtype=np.int64)
-        else:
-            values, counted, excess = self._correct(job, keys, values)
+        values, counted, excess = self._correct(job, keys, values)
         self._jobs[job] = _Seen(keys, values[:, self._age].copy(), counted, excess)
         return values
 

@@ -38,7 +38,6 @@ class Job:
         cgroups: all directories that list tasks of the job, those of its steps included.
         witnessed: whether the agent was running at the job's start: earlier usage of a task first seen in the job was
             elsewhere.
-        is_watched: whether the agent notices each task that is moved into the job.
         listed_ns: time since the machine's boot at which the reading of the present `pids` began.
         keys: the job's own directories in all hierarchies, as the kernel's programs know them, with their names.
         run: number of this run, see `colmet.common.tables`; None if the job's directory was not seen.
@@ -59,7 +58,6 @@ class Job:
         self.cgroups = tuple(cgroups)
         self.tops = self.cgroups
         self.witnessed = False
-        self.is_watched = False
         self._host = host
         self._mounts = mounts
         self._named_pids = tuple(pids)
@@ -114,11 +112,6 @@ class Job:
         except OSError:
             boot_id = b""
         return int.from_bytes(digest_of(b"%s %d" % (boot_id, inode))[:6], "big") or 1
-
-    @property
-    def has_named(self) -> bool:
-        """Whether it has processes or threads named by the command line."""
-        return bool(self._named_pids or self._named_tids)
 
     @property
     def party(self) -> str:

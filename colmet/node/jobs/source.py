@@ -246,26 +246,28 @@ class JobSource:
         likely = [name for name in ("cpuset", "unified", "freezer", "memory") if name in mounted]
         return list(dict.fromkeys([*names, *likely]))[:MAX_HIERARCHIES]
 
-    def end_unseen(self, root: int, key: int, parent_name: str, name: str) -> bool:
-        """End a job that came and went between two scans, by its directory's root, key and names.
-
-        Return whether the directory was a job's.
-        """
+    def claim(self, root: int, parent_name: str, name: str) -> tuple[str, Claim] | None:
+        """Return path and job of a directory that the kernel reports, by its root and names; None if no job's."""
         known = self._former_roots.get(root)
         if known is None:
-            return False
-        place = known.place
-        path = "/".join([known.path.rstrip("/"), *([parent_name] if place.depth == 2 else []), name])
-        claim = place.claim(path)
-        if claim is None:
-            return False
-        if claim.sluid:  # the job's number was in the environment of its processes alone
+            return None
+        names = [parent_name, name] if known.place.depth == 2 else [name]
+        path = "/".join([known.path.rstrip("/"), *names])
+        claim = known.place.claim(path)
+        return None if claim is None else (path, claim)
+
+    def end_unseen(self, path: str, claim: Claim, keys: dict[int, str]) -> bool:
+        """End a job that came and went between two scans: its directory, and the keys of all, that one's first.
+
+        Return whether its number is known.
+        """
+        if claim.sluid:  # it was in the environment of the job's processes alone
             self._finder.sluids.unmapped += 1
             return False
         job = Job(self._host, claim.job, claim.user, (path,), mounts=self._mounts)
-        job.keys = {key: name}
+        job.keys = keys
         job.witnessed = True
-        job.identify(inode_of(key))
+        job.identify(inode_of(next(iter(keys))))
         job.close()
         self._ended_jobs.append(job)
         self.started += 1
@@ -379,14 +381,12 @@ class JobSource:
             for path in cgroups:
                 owners.setdefault(path, []).append(job_id)
             self._update(job_id, job, keys, cgroups)
-            self._jobs[job_id].is_watched = directories.are_watched(cgroups)
         for job_id in [job_id for job_id in self._jobs if job_id not in found]:
             self._end(job_id)
         if self._unit is not None:
             cgroups = self._finder.groups(self._unit_tops, NODE_JOB) or list(self._unit_tops)
             for path in cgroups:
                 owners.setdefault(path, []).append(NODE_JOB)
-            self._unit.is_watched = not self._unit.has_named and directories.are_watched(cgroups)
             if self._unit.regroup(self._unit.tops, cgroups):
                 self._changed.add(NODE_JOB)
         self._found = found

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pyinotify
@@ -166,11 +166,6 @@ class Directories:
         if self.fd >= 0:
             self._manager.close()
             self.fd = -1
-
-    def are_watched(self, paths: Iterable[str]) -> bool:
-        """Return whether writes to the lists of tasks of all these directories are noticed."""
-        entries = [self._entries.get(path) for path in paths]
-        return all(entry is not None and entry.tasks and entry.watch >= 0 for entry in entries)
 
     def _handle(self, path: str, mask: int, name: str) -> None:
         entry = self._entries.get(path)

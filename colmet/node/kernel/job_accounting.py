@@ -60,6 +60,7 @@ class JobAccounting:
 
     Attributes:
         is_taken_over: whether the programs were there already.
+        is_pinned: whether they go on without this process.
 
     Raises:
         BackendUnavailable: the kernel does not take the programs, or libbpf is missing; the text has the remedy.
@@ -98,7 +99,7 @@ class JobAccounting:
         if status < 0:
             self._unlock()
             raise BackendUnavailable(_explain(-status, message.value.decode("utf-8", "replace")))
-        self.is_taken_over = status == 1
+        self.is_taken_over, self.is_pinned = status == 1, bool(folder)
 
     def _pin_folder(self, pins: str, name: str) -> str:
         """Lock the pins and remove those of other versions; return the folder of this one, "" without pins."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from itertools import compress
 from typing import NamedTuple, TypeVar, Union
 
 from colmet.common.errors import ParseError
-from colmet.common.host.host import Host, is_gone
-from colmet.common.host.processes import NoAnswer, Question
+from colmet.common.host.host import Host
 from colmet.common.schema import Value
 from colmet.node.jobs.job import Job
 
@@ -260,28 +258,6 @@ def parse_stat(data: bytes) -> Stat:
     own, charged, began = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14]), int(fields[19])
     is_ending = bool(int(fields[6]) & _EXITING)
     return Stat(int(fields[1]), is_ending, own * TICK_NS, charged * TICK_NS, began * TICK_NS)
-
-
-def ask_stats(host: Host, asked: Iterable[tuple[int, str]]) -> list[Stat | NoAnswer | None]:
-    """Return the stat of processes or threads, each given by number and party (`Question`); None for ended ones.
-
-    OSError: it cannot be read, though it has not ended.
-    """
-    answers = host.processes.ask([Question(pid, party, partial(_read, host, pid)) for pid, party in asked])
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
-
-
-def _read(host: Host, pid: int) -> Stat | None:
-    path = f"/proc/{pid}/stat"
-    try:
-        return parse_file(path, host.read(path), parse_stat)
-    except OSError as err:
-        if not is_gone(err):
-            raise
-        return None
 
 
 MAX_TOTAL = 2**63 - 1  # largest value of a column
