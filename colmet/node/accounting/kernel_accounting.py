@@ -61,6 +61,7 @@ _BTIME, _ETIME = _COLUMNS.index("ac_btime"), _COLUMNS.index("ac_etime")
 _REAL = [_COLUMNS.index(name) for name in ("cpu_run_real_total", "cpu_scaled_run_real_total")]
 _CPU, _ENDED = _COLUMNS.index("cpu_total"), _COLUMNS.index("tasks_ended")
 _DELAYS = np.array([_COLUMNS.index(name) for name in sorted(DELAY_FIELDS)])
+FEW = 32  # tasks: with so few left, a job may be about to end
 # A task's last counts come a grace period after its parent has waited for it.
 FINAL_WAIT_S, FINAL_STEP_S = 0.1, 0.005
 # Sums that the agent keeps for a start where the kernel has none of them: they go on from there.
@@ -76,7 +77,7 @@ class KernelAccounting:
     ends them as any other.
 
     Attributes:
-        fd: -1, nothing is to be read between ticks.
+        fd: readable when `drain` has work; -1 while closed.
     """
 
     fd = -1
@@ -93,9 +94,11 @@ class KernelAccounting:
         self._delayacct = host.keep(DELAYACCT)
         self._state = StateFile(host, state_dir, "accounting.state") if state_dir else None
         self._kept: dict[bytes, Ints] = {}
-        self._offsets: dict[str, Ints] = {}  # by identity of job: what the kernel's sums lack since a start without them
+        self._offsets: dict[str, Ints] = {}  # by identity of job: what the kernel's sums lack
         self._last: dict[str, Ints] = {}  # by identity of job: its last row
         self._sampled: Sequence[Job] = ()
+        self._known: dict[int, int] = {}  # by key: the number of its job
+        self._ended: dict[int, int] = {}  # by key: ended tasks as of the last drain
         self._unseen: set[int] = set()  # keys of directories reported to `jobs`
         self._cpu_ns: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
         self._wait_until = 0.0
@@ -110,6 +113,7 @@ class KernelAccounting:
             raise BackendUnavailable("no hierarchy of cgroups is mounted in which jobs can be counted")
         self._followed = [HIERARCHIES[name] for name in hierarchies]
         self._accounting = accounting = JobAccounting(hierarchies, pin_directory())
+        self.fd = accounting.fd
         log.info("jobs are accounted in the kernel since=%s", "before" if accounting.is_taken_over else "now")
         if self._state is not None and self._state.open() and not accounting.is_taken_over:
             data = self._state.load()
@@ -134,6 +138,7 @@ class KernelAccounting:
         self._offsets = {job: values for job, values in self._offsets.items() if job in identities}
         self._implausible = max(self._implausible, int(rows["implausible"].sum()))
         self._sampled = jobs
+        self._known = {key: job.id for job in jobs for key in job.keys}
         samples = self._samples(jobs, rows)
         self._kept = {}  # the others ended while the agent was away
         if self._accounting is not None and not self._accounting.is_pinned:
@@ -144,6 +149,7 @@ class KernelAccounting:
         """Have a new job counted: its directory may be older than its root's, or than the programs."""
         assert self._accounting is not None
         self._set_roots()
+        self._known.update(dict.fromkeys(job.keys, job.id))
         for key, name in job.keys.items():
             self._accounting.add_job(key, name)
 
@@ -171,8 +177,14 @@ class KernelAccounting:
         return samples[0] if samples else None
 
     def drain(self) -> Iterable[int]:
-        """Return nothing: the kernel adds up what happens between ticks."""
-        return ()
+        """Return the jobs with few tasks left of which some have ended: other backends read them once more."""
+        assert self._accounting is not None
+        rows = self._accounting.list_jobs()
+        some = rows[rows["present"] <= FEW]
+        ended = dict(zip(some["key"].tolist(), some["ended"].tolist()))
+        jobs = {job for key, job in self._known.items() if ended.get(key, 0) > self._ended.get(key, 0)}
+        self._ended = dict(zip(rows["key"].tolist(), rows["ended"].tolist()))
+        return sorted(jobs)
 
     def cpu_attributed(self, job: Job) -> int | None:
         """Return the CPU time in ns of the job's tasks, live and ended, as of its last row."""
@@ -194,6 +206,7 @@ class KernelAccounting:
             self._keep()
             self._accounting.close()
             self._accounting = None
+        self.fd = -1
         if self._state is not None:
             self._state.close()
         self._roots = None
@@ -203,7 +216,9 @@ class KernelAccounting:
     def _keep(self) -> None:
         """Save the sums of jobs for a start where the kernel has none of them."""
         if self._state is not None:
-            kept = [(job.identity.encode(), self._last[job.identity]) for job in self._sampled if job.identity in self._last]
+            kept = [
+                (job.identity.encode(), self._last[job.identity]) for job in self._sampled if job.identity in self._last
+            ]
             self._state.save(np.array(kept, _KEPT).tobytes())
 
     def _read(self, jobs: Sequence[Job]) -> Rows:

@@ -111,6 +111,7 @@ class TaskstatsBackend(InputBackend):
                 self._once.warning("tasks are added up from netlink, which misses what short ones use: %s", err)
             else:
                 self._accounting = kernel
+                self.fd = kernel.fd
                 return
         netlink = NetlinkAccounting(self._host, self._state_dir)
         self._accounting = netlink

@@ -61,6 +61,7 @@ class JobAccounting:
     Attributes:
         is_taken_over: whether the programs were there already.
         is_pinned: whether they go on without this process.
+        fd: readable once a task of a job has ended since the last `list_jobs`.
 
     Raises:
         BackendUnavailable: the kernel does not take the programs, or libbpf is missing; the text has the remedy.
@@ -75,6 +76,9 @@ class JobAccounting:
         library.accounting_set_roots.argtypes = (pointer, pointer, pointer, size)
         library.accounting_add_job.argtypes = (pointer, ctypes.c_uint64, ctypes.c_char_p)
         library.accounting_read.argtypes = (pointer, pointer, size)
+        library.accounting_list.argtypes = (pointer, pointer, size)
+        library.accounting_fd.argtypes = library.accounting_rest.argtypes = (pointer,)
+        library.accounting_rest.restype = None
         library.accounting_forget.argtypes = (pointer, ctypes.c_uint64)
         library.accounting_losses.argtypes = (pointer, pointer)
         library.accounting_close.argtypes = (pointer,)
@@ -99,6 +103,7 @@ class JobAccounting:
         if status < 0:
             self._unlock()
             raise BackendUnavailable(_explain(-status, message.value.decode("utf-8", "replace")))
+        self.fd = int(library.accounting_fd(handle))
         self.is_taken_over, self.is_pinned = status == 1, bool(folder)
 
     def _pin_folder(self, pins: str, name: str) -> str:
@@ -138,6 +143,12 @@ class JobAccounting:
     def read(self) -> Rows:
         """Return a row for each directory, `ROW`; valid until the next call."""
         count = self._check(self._library.accounting_read(self._handle, self._rows.ctypes.data, len(self._rows)))
+        return self._rows[:count]
+
+    def list_jobs(self) -> Rows:
+        """Return the same without reading tasks: what live ones have is as of the last `read`."""
+        self._library.accounting_rest(self._handle)
+        count = self._check(self._library.accounting_list(self._handle, self._rows.ctypes.data, len(self._rows)))
         return self._rows[:count]
 
     def forget(self, key: int) -> None:

@@ -47,6 +47,12 @@ struct {
     __type(value, struct losses);
 } lost SEC(".maps");
 
+/* Not empty once a task of a job has ended since the agent looked: it wakes up. What is in it does not matter. */
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 65536); /* the largest page of any machine */
+} ends SEC(".maps");
+
 /* Constant from the load on, so that the verifier follows only those in use. */
 const volatile u32 hierarchies[MAX_HIERARCHIES] SEC(".rodata.hierarchies") = {};
 const struct job no_job = {};
@@ -333,6 +339,8 @@ static __always_inline void end_task(struct task_struct *t, bool is_freed)
         FOR_EACH_COUNTER if (v[i]) __sync_fetch_and_add(&job->settled[i], v[i]);
     if (!is_freed) {
         __sync_fetch_and_add(&job->ended, 1);
+        if (!bpf_ringbuf_query(&ends, BPF_RB_AVAIL_DATA))
+            bpf_ringbuf_output(&ends, &key, sizeof key, 0);
         if (!job->oldest_ns || start_ns < job->oldest_ns)
             job->oldest_ns = start_ns;
         return;

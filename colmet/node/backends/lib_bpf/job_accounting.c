@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -20,14 +21,15 @@
 /* So long after its directory's removal a job has no task but zombies, settled at their exits. */
 #define FINAL_NS 1000000000ull
 
-enum { MAP_JOBS, MAP_ROOTS, MAP_READING, MAP_LOST, MAPS };
-static const char *const MAP_NAMES[MAPS] = {"jobs", "roots", "reading", "lost"};
+enum { MAP_JOBS, MAP_ROOTS, MAP_READING, MAP_LOST, MAP_ENDS, MAPS };
+static const char *const MAP_NAMES[MAPS] = {"jobs", "roots", "reading", "lost", "ends"};
 #define ITERATOR "read_tasks"
 /* Pinned last: its presence says that all is. */
 #define LAST_PIN "complete"
 
 struct accounting {
     int maps[MAPS], links[MAX_PROGRAMS], iterator; /* descriptors; of pinned links, only the iterator's */
+    u64 *consumed, *produced; /* positions in `ends`, each a page of it; MAP_FAILED: none */
     u64 reading;
     u64 keys[BATCH];
     struct job jobs[BATCH];
@@ -137,6 +139,14 @@ static int keep_message(int level, const char *format, va_list arguments)
 
 int lib_bpf_abi(void) { return ACCOUNTING_VERSION; }
 
+static int map_ends(struct accounting *h)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    h->consumed = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, h->maps[MAP_ENDS], 0);
+    h->produced = mmap(NULL, page, PROT_READ, MAP_SHARED, h->maps[MAP_ENDS], (off_t)page);
+    return h->consumed == MAP_FAILED || h->produced == MAP_FAILED ? -errno : 0;
+}
+
 static int take_over(struct accounting *h, const char *pins)
 {
     int complete = open_pin(pins, LAST_PIN);
@@ -244,7 +254,7 @@ int accounting_open(const char *object, const u32 *hierarchies, size_t count, u3
     struct accounting *h = malloc(sizeof *h);
     if (!h)
         return -ENOMEM;
-    memset(h, -1, sizeof *h); /* no descriptor */
+    memset(h, -1, sizeof *h); /* no descriptor, and MAP_FAILED */
     h->reading = 0;
     *errors = 0;
     messages = errors;
@@ -260,6 +270,8 @@ int accounting_open(const char *object, const u32 *hierarchies, size_t count, u3
             accounting_unpin(pins);
     }
     messages_size = 0;
+    if (!rc)
+        rc = map_ends(h);
     if (rc) {
         accounting_close(h);
         return rc < 0 ? rc : -EPROTO;
@@ -280,6 +292,10 @@ void accounting_close(struct accounting *h)
             close(h->links[i]);
     if (h->iterator >= 0)
         close(h->iterator);
+    if (h->consumed != MAP_FAILED)
+        munmap(h->consumed, (size_t)sysconf(_SC_PAGESIZE));
+    if (h->produced != MAP_FAILED)
+        munmap(h->produced, (size_t)sysconf(_SC_PAGESIZE));
     free(h);
 }
 
@@ -366,14 +382,25 @@ static void write_row(struct accounting_row *row, u64 key, const struct job *job
     memcpy(row->parent_name, job->parent_name, PARENT_NAME_SIZE);
 }
 
+int accounting_fd(const struct accounting *h) { return h->maps[MAP_ENDS]; }
+
+void accounting_rest(struct accounting *h)
+{
+    __atomic_store_n(h->consumed, __atomic_load_n(h->produced, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+}
+
 int accounting_read(struct accounting *h, struct accounting_row *rows, size_t max)
+{
+    int rc = read_tasks(h);
+    return rc ? rc : accounting_list(h, rows, max);
+}
+
+int accounting_list(struct accounting *h, struct accounting_row *rows, size_t max)
 {
     struct timespec now;
     size_t n = 0;
     u32 position = 0;
-    int rc = read_tasks(h), is_last = 0;
-    if (rc)
-        return rc;
+    int rc, is_last = 0;
     clock_gettime(CLOCK_MONOTONIC, &now);
     u64 now_ns = (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
     for (u32 *from = NULL; !is_last; from = &position) {

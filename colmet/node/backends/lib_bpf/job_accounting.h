@@ -47,6 +47,13 @@ ACCOUNTING_API int accounting_add_job(struct accounting *handle, u64 key, const 
 /* Read all tasks, and write the rows of at most `max` directories; returns their number. */
 ACCOUNTING_API int accounting_read(struct accounting *handle, struct accounting_row *rows, size_t max);
 
+/* The same without reading tasks: counters and gauges of live ones are those of the last reading. */
+ACCOUNTING_API int accounting_list(struct accounting *handle, struct accounting_row *rows, size_t max);
+
+/* A descriptor that is readable once a task of a job has ended since the last accounting_rest(). */
+ACCOUNTING_API int accounting_fd(const struct accounting *handle);
+ACCOUNTING_API void accounting_rest(struct accounting *handle);
+
 /* Forget a directory, after its last row. */
 ACCOUNTING_API int accounting_forget(struct accounting *handle, u64 key);
 

@@ -22,7 +22,8 @@ typedef _Bool bool;
 #define false 0
 
 enum { BPF_ANY, BPF_NOEXIST, BPF_EXIST };
-enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2 };
+enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_RINGBUF = 27 };
+enum { BPF_RB_AVAIL_DATA = 0 };
 #define PF_EXITING 0x4 /* include/linux/sched.h */
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)

@@ -68,6 +68,9 @@ static void test_programs(struct accounting *handle)
     CHECK(accounting_read(handle, rows, 64) == 1);
     CHECK(rows[0].key == keys[0] && !strcmp(rows[0].name, "ann_7") && rows[0].made_ns && !rows[0].is_final);
     CHECK(accounting_read(handle, rows, 0) == 0);
+    CHECK(accounting_list(handle, rows, 64) == 1);
+    CHECK(accounting_fd(handle) >= 0);
+    accounting_rest(handle);
     CHECK(accounting_forget(handle, keys[0]) == 0);
     CHECK(accounting_forget(handle, keys[0]) == -ENOENT);
     CHECK(accounting_read(handle, rows, 64) == 0);
