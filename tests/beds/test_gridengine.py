@@ -697,7 +697,8 @@ def test_without_a_master_the_error_says_so_and_the_last_answer_stays(watch, sto
     assert (watch.hosts(), watch.owners()) == known
 
 
-@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.slow), "freeze"])
+@pytest.mark.parametrize("how", ["stop", "freeze"])
+@pytest.mark.slow
 def test_without_a_master_the_interface_returns_the_last_answer_for_a_while_and_comes_back(
     cell, interface, stop_master, how
 ):

@@ -115,7 +115,7 @@ def asked(folder):
     return control.ask(f"{folder}/c.sock", "collector", {"command": "status", "senders": -1}, 30)
 
 
-@pytest.mark.parametrize("made", [descriptions, tables_of_jobs])
+@pytest.mark.parametrize("made", [descriptions, pytest.param(tables_of_jobs, marks=pytest.mark.endurance)])
 def test_what_is_dear_costs_the_others_nothing(tmp_path, made):
     stored = tmp_path / "stored"
     stored.mkdir()

@@ -122,10 +122,11 @@ def test_a_flood_of_connections_stops_nothing(site, tmp_path, addresses):
     asked = threading.Thread(target=lambda: [under.status() for _ in range(30)], daemon=True)
     asked.start()
     under.flood(addresses)
-    for _ in range(5):
-        status = under.status()
+    # on a loaded machine not all of them have been accepted
+    wait_for(lambda: under.status()["connections"]["closed"])
     asked.join(60)
     assert not asked.is_alive()
+    status = under.status()
     assert status["connections"]["connections"] < limit and status["connections"]["closed"], status["connections"]
 
     # the next HDF5 file is opened

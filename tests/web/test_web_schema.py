@@ -27,7 +27,7 @@ def server(users, tmp_path_factory):
         yield one
 
 
-@pytest.mark.parametrize("login", ["alice:a", "root:r"])
+@pytest.mark.parametrize("login", [pytest.param("alice:a", marks=pytest.mark.endurance), "root:r"])
 def test_no_request_gets_an_answer_that_the_description_does_not_tell(server, tmp_path, login):
     command = [
         *(schemathesis(), "run", f"http://127.0.0.1:{server.port}/openapi.json", "--auth", login, "--checks", "all")
