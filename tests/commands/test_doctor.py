@@ -473,6 +473,13 @@ def test_other_daemons_of_this_machine_are_reported_without_a_kill(machine, othe
     assert "kill" not in finding.remedy
 
 
+def test_programs_that_count_without_an_agent_are_named(machine):
+    machine.write("/sys/fs/bpf/colmet/1-1/jobs", "")
+    (finding,) = find(daemon.check_leftovers, machine.target("node"))
+    assert finding.level == WARN and "`rm -r /sys/fs/bpf/colmet` ends them" in finding.remedy
+    assert not [one for one in leftovers(machine) if "kernel" in one.found], "an agent has them"
+
+
 @pytest.mark.parametrize(
     ("script", "unit", "level"),
     [

@@ -416,3 +416,28 @@ def test_without_rights_the_message_names_them(kernel, other_user):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "CAP_BPF" in done.stdout and "CAP_PERFMON" in done.stdout
+
+
+HOLDING = "held = bytearray(40 << 20)\nprint('ready', flush=True)\nimport sys; sys.stdin.readline()\n"
+
+
+def test_memory_and_tasks_equal_those_of_proc(node):
+    job = node.root.job("bob_4")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [job.start(sys.executable, "-S", "-c", HOLDING, **pipes) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    node.tick()
+    (found,) = [one for one in node.jobs.scan().jobs if one.id == 4]
+    values = node.backend.job_value("memory_and_tasks")(found)
+    statuses = [Path(f"/proc/{process.pid}/status").read_text() for process in processes]
+
+    def total(name):
+        return sum(int(status.split(f"\n{name}:")[1].split()[0]) for status in statuses)
+
+    assert (values["processes"], values["tasks"]) == (2, 2)
+    assert values["VmSize"] == total("VmSize")
+    # CPUs add their parts of the counters in batches of 32 pages and more
+    for name in ("VmRSS", "RssAnon"):
+        assert values[name] == pytest.approx(total(name), abs=2 * 4 * 64 * os.cpu_count()), name
+    assert values["RssAnon"] * 1024 < values["memory_used"] < (values["RssAnon"] + values["VmRSS"]) * 1024

@@ -17,6 +17,7 @@ from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, o
 from colmet.common.host.capabilities import has_all
 from colmet.common.host.host import Host
 from colmet.common.text import document, how_to_install, size
+from colmet.node.jobs.directory_keys import PINS
 
 
 def check_modules(target: Target) -> Finding:
@@ -123,7 +124,7 @@ def check_unit(target: Target) -> Finding:
 
 
 def check_leftovers(target: Target) -> Iterator[Finding]:
-    """Find start scripts of Colmet 0.6, and other daemons of Colmet that run."""
+    """Find start scripts of Colmet 0.6, other daemons of Colmet that run, and what an agent has left in the kernel."""
     scripts: list[str] = []
     with contextlib.suppress(OSError):
         scripts = [name for name in target.host.names("/etc/init.d") if name.startswith("colmet")]
@@ -135,6 +136,13 @@ def check_leftovers(target: Target) -> Iterator[Finding]:
                 f"`/etc/init.d/{script} stop; update-rc.d {script} disable`",
             )
     daemons = _daemons(target)
+    if target.side == "node" and not (target.pid or daemons or target.unit.get("ActiveState") == "active"):
+        with contextlib.suppress(OSError):
+            if target.host.names(PINS):
+                yield warn(
+                    f"programs in the kernel count jobs without an agent: {PINS}",
+                    f"start colmet-node, which takes them over; `rm -r {PINS}` ends them",
+                )
     if target.pid or len(daemons) > 1 or target.unit.get("ActiveState") == "active":
         # a single one may be the examined daemon, if that cannot be asked
         for pid in daemons:

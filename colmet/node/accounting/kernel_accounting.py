@@ -21,8 +21,9 @@ from colmet.node.jobs.directory_keys import HIERARCHIES, hierarchy_number
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import Claim
 from colmet.node.jobs.source import JobSource
-from colmet.node.kernel.job_accounting import COUNTERS, JobAccounting, Rows, pin_directory
+from colmet.node.kernel.job_accounting import COUNTERS, GAUGES, JobAccounting, Rows, pin_directory
 from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
+from colmet.node.kernel.textfiles import Values
 from colmet.node.state import StateFile
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ _BTIME, _ETIME = _COLUMNS.index("ac_btime"), _COLUMNS.index("ac_etime")
 _REAL = [_COLUMNS.index(name) for name in ("cpu_run_real_total", "cpu_scaled_run_real_total")]
 _CPU, _ENDED = _COLUMNS.index("cpu_total"), _COLUMNS.index("tasks_ended")
 _DELAYS = np.array([_COLUMNS.index(name) for name in sorted(DELAY_FIELDS)])
+_LARGEST = [GAUGES.index(name) for name in ("largest_process", "largest_mapped")]
+_PAGE_KB = resource.getpagesize() // 1024
 FEW = 32  # tasks: with so few left, a job may be about to end
 # A task's last counts come a grace period after its parent has waited for it.
 FINAL_WAIT_S, FINAL_STEP_S = 0.1, 0.005
@@ -101,6 +104,7 @@ class KernelAccounting:
         self._ended: dict[int, int] = {}  # by key: ended tasks as of the last drain
         self._unseen: set[int] = set()  # keys of directories reported to `jobs`
         self._cpu_ns: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
+        self._memory: WeakKeyDictionary[Job, Values] = WeakKeyDictionary()
         self._wait_until = 0.0
         self._implausible = 0
         self._counters: dict[str, int] = {}
@@ -189,6 +193,10 @@ class KernelAccounting:
     def cpu_attributed(self, job: Job) -> int | None:
         """Return the CPU time in ns of the job's tasks, live and ended, as of its last row."""
         return self._cpu_ns.get(job)
+
+    def memory_and_tasks(self, job: Job) -> Values | None:
+        """Return memory, processes and tasks of a job at its last reading, by columns of `jobprocstats_default`."""
+        return self._memory.get(job)
 
     def counters(self) -> Mapping[str, int]:
         """Return what rows lack, and how many delays were not plausible."""
@@ -316,12 +324,15 @@ class KernelAccounting:
         oldest = taken["oldest_ns"]
         oldest = np.minimum.reduceat(np.where(oldest == 0, np.iinfo("u8").max, oldest), starts)
         values = self._values(counters, ended, oldest)
+        gauges = np.add.reduceat(taken["gauges"], starts)
+        gauges[:, _LARGEST] = np.maximum.reduceat(taken["gauges"][:, _LARGEST], starts)
         samples = []
-        for (job, _), row, began in zip(measured, values, oldest.tolist()):
+        for (job, _), row, gauge, began in zip(measured, values, gauges.tolist(), oldest.tolist()):
             if began == np.iinfo("u8").max and job.identity not in self._last:
                 continue  # no task was ever in it
             self._continue(job, row)
             self._cpu_ns[job] = int(row[_CPU])
+            self._memory[job] = _memory_of(dict(zip(GAUGES, gauge)))
             named = dict(zip(_COLUMNS, row.tolist()))
             samples.append(Sample(job.id, {name: None if n == MISSING_INT else n for name, n in named.items()}))
         return samples
@@ -363,3 +374,17 @@ class KernelAccounting:
             return self._delayacct.read().strip() != b"0"
         except FileNotFoundError:  # before Linux 5.14 there was no switch
             return True
+
+
+def _memory_of(gauges: Mapping[str, int]) -> Values:
+    """Return gauges in the columns of `jobprocstats_default`."""
+    anonymous, mapped = gauges["rss_anon"] * _PAGE_KB, gauges["largest_mapped"] * _PAGE_KB
+    return {
+        "VmRSS": anonymous + (gauges["rss_file"] + gauges["rss_shmem"]) * _PAGE_KB,
+        "RssShmem": gauges["rss_shmem"] * _PAGE_KB,
+        "VmSize": gauges["vm_size"] * _PAGE_KB,
+        "RssAnon": anonymous,
+        "memory_used": (anonymous + mapped) * 1024,
+        "processes": gauges["processes"],
+        "tasks": gauges["tasks"],
+    }

@@ -154,6 +154,9 @@ class NetlinkAccounting:
         """Return the known CPU time in ns of the job's tasks, live and ended."""
         return self._cpu_ns.get(job)
 
+    def memory_and_tasks(self, job: Job) -> None:
+        """Return None: netlink knows neither."""
+
     def counters(self) -> Mapping[str, int]:
         """Return counts of records and of their attribution."""
         counts = self._source.counters()

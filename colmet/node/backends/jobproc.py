@@ -1,7 +1,8 @@
 """CPU time, I/O, memory and tasks of each job's processes, from /proc.
 
 With --enable-jobproc, all values for all jobs. Without that option, only memory and tasks of jobs not counted by a
-cgroup, as with OAR 2 by default: one file for each process and tick, a third of the cost.
+cgroup, as with OAR 2 by default: from the kernel's reading of all tasks (taskstats), else one file for each process and
+tick.
 Values are of processes, not of threads: /proc/<tid>/io of a thread has the I/O of its whole process.
 """
 
@@ -164,10 +165,12 @@ class UncountedJobs:
 
     Attributes:
         columns_counted: returns those of `MEMORY` and `TASKS` that a job's cgroups count; None for neither.
+        memory_and_tasks: returns the columns that the kernel has counted; None where it does not.
     """
 
     def __init__(self, host: Host) -> None:
         self.columns_counted: JobValue = lambda job: None
+        self.memory_and_tasks: JobValue = lambda job: None
         self._host = host
         self._files: dict[int, Kept] = {}  # statm by pid, of the last tick
         self._had: set[int] = set()  # jobs that have or had a process
@@ -178,7 +181,7 @@ class UncountedJobs:
         self._had.intersection_update([job.id for job in jobs])
         questions = {}  # each process once, though it may be in the cgroups of several jobs
         for job in jobs:
-            if MEMORY not in (self.columns_counted(job) or ()):
+            if MEMORY not in (self.columns_counted(job) or ()) and self.memory_and_tasks(job) is None:
                 for pid in job.pids():
                     questions[pid] = Question(pid, job.party, partial(self._read, pid, self._files.get(pid)))
         answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
@@ -196,6 +199,10 @@ class UncountedJobs:
         lacks = {MEMORY, TASKS}.difference(self.columns_counted(job) or ())
         if not lacks:
             return None
+        counted: Values | None = self.memory_and_tasks(job)
+        if counted is not None:
+            names = counted if MEMORY in lacks else ("processes", "tasks")
+            return {name: counted[name] for name in names}
         pids, tasks = job.pids(), len(job.tids())
         if pids:
             self._had.add(job.id)
@@ -265,7 +272,7 @@ class JobprocBackend(InputBackend):
 
     name = "jobproc"
     schema = SCHEMA
-    needs = ("columns_counted",)
+    needs = ("columns_counted", "memory_and_tasks")
     capabilities = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))  # /proc/<pid>/io
 
     def __init__(self, host: Host, every: bool = True) -> None:
@@ -295,9 +302,9 @@ class JobprocBackend(InputBackend):
         return cls(host, every=options.enable_jobproc)
 
     def use_value(self, name: str, value: JobValue) -> None:
-        """Read `columns_counted`, the columns of memory and tasks that a job's cgroups count."""
+        """Read the columns of memory and tasks that a job's cgroups count, or what the kernel has of these."""
         if self._uncounted is not None:
-            self._uncounted.columns_counted = value
+            setattr(self._uncounted, name, value)
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """Return one row for each job that has or had a process; without `every`, only if its cgroups lack a value."""

@@ -54,7 +54,7 @@ class TaskstatsBackend(InputBackend):
     schema = SCHEMA
     agent_counters = TASKSTATS_COUNTERS
     notes = NOTES
-    provides = ("cpu_attributed",)
+    provides = ("cpu_attributed", "memory_and_tasks")
     capabilities = frozenset(("CAP_NET_ADMIN",))  # generic netlink, fork events, buffers beyond the system's limit
     better_with = frozenset(("CAP_BPF", "CAP_PERFMON"))  # the programs of lib_bpf
 
@@ -133,8 +133,11 @@ class TaskstatsBackend(InputBackend):
         return self._accounting.last(job)
 
     def job_value(self, name: str) -> JobValue:
-        """Return `cpu_attributed`: CPU time in ns of the job's tasks, live and ended."""
-        return {"cpu_attributed": lambda job: self._accounting.cpu_attributed(job)}[name]
+        """Return `cpu_attributed`, CPU time in ns of its tasks, or `memory_and_tasks`, None without the kernel."""
+        return {
+            "cpu_attributed": lambda job: self._accounting.cpu_attributed(job),
+            "memory_and_tasks": lambda job: self._accounting.memory_and_tasks(job),
+        }[name]
 
     def counters(self) -> Mapping[str, int]:
         return self._accounting.counters()

@@ -11,6 +11,7 @@ HIERARCHIES = {
         ("cpuset", "freezer", "memory", "devices", "pids", "cpuacct", "cpu", "blkio", "unified"), start=1
     )
 }
+PINS = "/sys/fs/bpf/colmet"  # programs that go on without an agent; COLMET_PINS names another directory, "" none
 MAX_HIERARCHIES = 4  # that programs follow at once
 
 

@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.host.capabilities import suggest
-from colmet.node.jobs.directory_keys import HIERARCHIES, RootDirectory
+from colmet.node.jobs.directory_keys import HIERARCHIES, PINS, RootDirectory
 from colmet.node.kernel import clib
 
 log = logging.getLogger(__name__)
 
 ABI = 1  # ACCOUNTING_VERSION in accounting.h
-PINS = "/sys/fs/bpf/colmet"  # COLMET_PINS names another directory; "" for none
 MAX_JOBS, MAX_TASKS = 2048, 16384  # 1.9 and 4.6 MB of the kernel's memory
 COUNTERS = (
     *("cpu_count", "cpu_delay", "blkio_count", "blkio_delay", "swapin_count", "swapin_delay", "freepages_count"),
@@ -30,7 +29,8 @@ COUNTERS = (
     *("voluntary_switches", "involuntary_switches"),
 )
 GAUGES = (
-    *("tasks", "processes", "vm_size", "rss_file", "rss_anon", "rss_shmem", "swap", "hugetlb", "largest_process"),
+    *("tasks", "processes", "vm_size", "rss_file", "rss_anon", "rss_shmem", "swap", "hugetlb"),
+    *("largest_process", "largest_mapped"),  # of one process
 )
 LOSSES = ("jobs_full", "tasks_full", "late_moves", "threads_beyond", "missed_ends")
 # struct accounting_row of job_accounting.h: times in ns of CLOCK_MONOTONIC, memory in pages.

@@ -479,6 +479,8 @@ static __always_inline void add_memory(struct job *job, struct task_struct *t)
     largest = mm->hiwater_rss > resident ? mm->hiwater_rss : resident;
     if (largest > job->gauges[LARGEST_PROCESS])
         job->gauges[LARGEST_PROCESS] = largest;
+    if (rss[0] + rss[3] > job->gauges[LARGEST_MAPPED])
+        job->gauges[LARGEST_MAPPED] = rss[0] + rss[3];
 }
 
 SEC("iter/task")

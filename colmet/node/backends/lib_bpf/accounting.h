@@ -32,7 +32,8 @@ enum counter { CPU_COUNT, CPU_DELAY, BLKIO_COUNT, BLKIO_DELAY, SWAPIN_COUNT, SWA
     INVOLUNTARY_SWITCHES, COUNTERS };
 
 /* What a reading finds of live tasks; memory once for each address space. */
-enum gauge { TASKS, PROCESSES, VM_SIZE, RSS_FILE, RSS_ANON, RSS_SHMEM, SWAP, HUGETLB, LARGEST_PROCESS, GAUGES };
+enum gauge { TASKS, PROCESSES, VM_SIZE, RSS_FILE, RSS_ANON, RSS_SHMEM, SWAP, HUGETLB, LARGEST_PROCESS,
+    LARGEST_MAPPED, GAUGES };
 
 /* Where the directories of jobs are made. */
 struct root {
