@@ -143,8 +143,8 @@ class TaskSource:
            ^                  |                    |                    |
            +-----close()------+--------------------+--------------------+
 
-    Without ends, tasks that start and end between two samples are not counted; without forks, ended tasks are
-    attributed by their parents alone. Each is a warning, and is retried after `LISTEN_AGAIN_S`.
+    Without ends, tasks that start and end between two samples are not counted; without forks, ended tasks that no
+    sample saw are of no job. Each is a warning, and is retried after `LISTEN_AGAIN_S`.
     """
 
     def __init__(self, host: Host) -> None:
@@ -188,7 +188,7 @@ class TaskSource:
             if self.forks is None:
                 self.forks = ForkEvents(self.client.inbox)
         except (BackendUnavailable, OSError) as err:
-            self._once.warning("no fork events, ended tasks are attributed by their parents alone: %s", err)
+            self._once.warning("no fork events, ended tasks that no sample saw are attributed to no job: %s", err)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
         """Return the same as `TaskstatsClient.query`; delays not counted by the kernel are missing."""
