@@ -17,7 +17,7 @@ from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT, Sample
 from colmet.common.tables.tasks import TASKSTATS
 from colmet.node.accounting.accumulator import Ints
-from colmet.node.jobs.directory_keys import HIERARCHIES, hierarchy_number
+from colmet.node.jobs.directory_keys import HIERARCHIES, DirectoryName, hierarchy_number
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import Claim
 from colmet.node.jobs.source import JobSource
@@ -154,8 +154,8 @@ class KernelAccounting:
         assert self._accounting is not None
         self._set_roots()
         self._known.update(dict.fromkeys(job.keys, job.id))
-        for key, name in job.keys.items():
-            self._accounting.add_job(key, name)
+        for key in self._followed_keys(job):
+            self._accounting.add_job(key, job.keys[key])
 
     def last(self, job: Job) -> Sample | None:
         """Return the last row of a job, once the kernel has the last counts of its tasks; forget the job."""
@@ -234,9 +234,9 @@ class KernelAccounting:
         assert self._accounting is not None
         rows = self._accounting.read()
         counted = set(rows["key"].tolist())
-        if any(hierarchy_number(key) not in self._followed for job in jobs for key in job.keys):
+        if any(job.keys and not self._followed_keys(job) for job in jobs):
             raise BackendUnavailable("jobs are in a hierarchy of cgroups that was not there at the start")
-        absent = {key: name for job in jobs for key, name in job.keys.items() if key not in counted}
+        absent = {key: job.keys[key] for job in jobs for key in self._followed_keys(job) if key not in counted}
         for key, name in absent.items():
             self._accounting.add_job(key, name)
         return self._accounting.read() if absent else rows
@@ -250,8 +250,7 @@ class KernelAccounting:
             claims: dict[int, tuple[str, Claim] | None] = {}
             self._entered = {}
             for key, row in zip(keys, entered):
-                names = [bytes(row[name]).decode("utf-8", "surrogateescape") for name in ("parent_name", "name")]
-                claim = claims[key] = self._claims.get(key) or self._jobs.claim(int(row["root"]), *names)
+                claim = claims[key] = self._claims.get(key) or self._jobs.claim(*_name_of(row))
                 if claim is not None:
                     self._entered.setdefault(claim[1].job, []).append(key)
             self._claims = claims
@@ -259,16 +258,19 @@ class KernelAccounting:
             if self._claims[key] is None:
                 self._accounting.forget(key)
 
+    def _followed_keys(self, job: Job) -> list[int]:
+        return [key for key in job.keys if hierarchy_number(key) in self._followed]
+
     def _keys(self, job: Job, rows: Rows) -> list[int]:
         """Return the keys of a job: those that `JobSource` has seen, and its run's in other hierarchies."""
         others = [key for key in self._entered.get(job.id, ()) if key not in job.keys]
         if not others:
-            return list(job.keys)
+            return self._followed_keys(job)
         made_ns = dict(zip(rows["key"].tolist(), rows["made_ns"].tolist()))
         removed_ns = dict(zip(rows["key"].tolist(), rows["removed_ns"].tolist()))
         began_ns = min([made_ns[key] for key in job.keys if key in made_ns], default=0)
         taken = {hierarchy_number(key) for key in job.keys}
-        keys = list(job.keys)
+        keys = self._followed_keys(job)
         for key in sorted(others, key=lambda key: made_ns.get(key, 0)):
             # in one hierarchy, another directory is another run
             is_same = not removed_ns.get(key) or removed_ns[key] >= began_ns
@@ -300,7 +302,7 @@ class KernelAccounting:
             runs[-1][hierarchy] = row
         for run in runs:
             ordered = sorted(run.values(), key=lambda row: self._followed.index(hierarchy_number(int(row["key"]))))
-            keys = {int(row["key"]): bytes(row["name"]).decode("utf-8", "surrogateescape") for row in ordered}
+            keys = {int(row["key"]): _name_of(row) for row in ordered}
             has_tasks = any(row["forked"] or row["entered"] or row["ended"] for row in ordered)
             claim = self._claims[next(iter(keys))]
             if has_tasks and claim is not None and self._jobs.end_unseen(*claim, keys):
@@ -374,6 +376,11 @@ class KernelAccounting:
             return self._delayacct.read().strip() != b"0"
         except FileNotFoundError:  # before Linux 5.14 there was no switch
             return True
+
+
+def _name_of(row: np.void) -> DirectoryName:
+    parent, name = [bytes(row[field]).decode("utf-8", "surrogateescape") for field in ("parent_name", "name")]
+    return DirectoryName(int(row["root"]), parent, name)
 
 
 def _memory_of(gauges: Mapping[str, int]) -> Values:

@@ -23,6 +23,14 @@ class RootDirectory(NamedTuple):
     is_oar3: bool = False  # whether only names of OAR 3 are jobs'
 
 
+class DirectoryName(NamedTuple):
+    """A job's directory, as the kernel's programs name it."""
+
+    root: int  # key of the root that it is below; 0 without one
+    parent: str
+    name: str
+
+
 def directory_key(hierarchy: str, inode: int) -> int:
     """Return the key of a directory: the number of its inode, which two hierarchies may share, and its hierarchy."""
     return inode | HIERARCHIES[hierarchy] << 56

@@ -14,6 +14,7 @@ from typing import Any
 from colmet.common.host.host import Host, Kept, is_gone
 from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import digest_of
+from colmet.node.jobs.directory_keys import DirectoryName
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.state import BOOT_ID
 
@@ -39,7 +40,7 @@ class Job:
         witnessed: whether the agent was running at the job's start: earlier usage of a task first seen in the job was
             elsewhere.
         listed_ns: time since the machine's boot at which the reading of the present `pids` began.
-        keys: the job's own directories in all hierarchies, as the kernel's programs know them, with their names.
+        keys: the job's own directories in all hierarchies, by the keys of the kernel's programs.
         run: number of this run, see `colmet.common.tables`; None if the job's directory was not seen.
     """
 
@@ -69,7 +70,7 @@ class Job:
         self._kept: dict[str, Kept] = {}
         self._unified: dict[str, bool] = {}
         self._identity = f"{self.tops} {self._named_pids} {self._named_tids}" if job_id == NODE_JOB else ""
-        self.keys: dict[int, str] = {}
+        self.keys: dict[int, DirectoryName] = {}
         self.run: int | None = None
         self.listed_ns = 0
         self._misses: dict[str, int] = {}

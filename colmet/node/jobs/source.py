@@ -19,7 +19,13 @@ from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host, is_gone
 from colmet.common.text import counted
-from colmet.node.jobs.directory_keys import MAX_HIERARCHIES, RootDirectory, directory_key, inode_of
+from colmet.node.jobs.directory_keys import (
+    MAX_HIERARCHIES,
+    DirectoryName,
+    RootDirectory,
+    directory_key,
+    inode_of,
+)
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.places import ABSENT, Claim, JobPlace, NamedRoot, PlaceState, layout_places
@@ -239,9 +245,7 @@ class JobSource:
         if "" in present.values():
             path = next(path for path, name in present.items() if not name)
             raise BackendUnavailable(f"{path} is in no hierarchy of cgroups that the kernel's programs can follow")
-        names = dict.fromkeys(present.values())
-        if len(names) > MAX_HIERARCHIES:
-            raise BackendUnavailable(f"jobs are in more than {MAX_HIERARCHIES} hierarchies: {', '.join(names)}")
+        names = dict.fromkeys(present.values())  # of a layout, the best first
         mounted = [*(["unified"] if self._mounts.unified is not None else []), *self._mounts.v1]
         likely = [name for name in ("cpuset", "unified", "freezer", "memory") if name in mounted]
         return list(dict.fromkeys([*names, *likely]))[:MAX_HIERARCHIES]
@@ -256,7 +260,7 @@ class JobSource:
         claim = known.place.claim(path)
         return None if claim is None else (path, claim)
 
-    def end_unseen(self, path: str, claim: Claim, keys: dict[int, str]) -> bool:
+    def end_unseen(self, path: str, claim: Claim, keys: dict[int, DirectoryName]) -> bool:
         """End a job that came and went between two scans: its directory, and the keys of all, that one's first.
 
         Return whether its number is known.
@@ -371,6 +375,7 @@ class JobSource:
         directories = self._directories
         directories.begin()
         found = self._finder.find(self._places, now)
+        self._find_roots()
         owners: dict[str, list[int]] = {}
         for job_id, job in list(found.items()):
             keys = self._finder.keys(job)
@@ -393,7 +398,6 @@ class JobSource:
         self._owners = owners
         for place in self._places:
             place.watched = True
-        self._find_roots()
         self._finder.forget({*found, NODE_JOB})
         directories.end()
 
@@ -426,10 +430,13 @@ class JobSource:
             self._changed.add(job_id)
         hierarchies = {path: self._mounts.hierarchy_of(path) for path, _ in keys}
         self._jobs[job_id].keys = {
-            directory_key(hierarchies[path], inode): path.rpartition("/")[2]
-            for path, inode in keys
-            if hierarchies[path]
+            directory_key(hierarchies[path], inode): self._name_of(path) for path, inode in keys if hierarchies[path]
         }
+
+    def _name_of(self, path: str) -> DirectoryName:
+        *_, parent, name = path.split("/")
+        roots = (key for key, root in self.roots.items() if path.startswith(root.path.rstrip("/") + "/"))
+        return DirectoryName(next(roots, 0), parent, name)
 
     def _begin(self, job_id: int, found: FoundJob, cgroups: list[str]) -> None:
         job = Job(self._host, job_id, found.user, found.tops, mounts=self._mounts)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.host.capabilities import suggest
-from colmet.node.jobs.directory_keys import HIERARCHIES, PINS, RootDirectory
+from colmet.node.jobs.directory_keys import HIERARCHIES, PINS, DirectoryName, RootDirectory
 from colmet.node.kernel import clib
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class JobAccounting:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._handle = handle = pointer()
         library.accounting_set_roots.argtypes = (pointer, pointer, pointer, size)
-        library.accounting_add_job.argtypes = (pointer, ctypes.c_uint64, ctypes.c_char_p)
+        library.accounting_add_job.argtypes = (pointer, *[ctypes.c_uint64] * 2, *[ctypes.c_char_p] * 2)
         library.accounting_read.argtypes = (pointer, pointer, size)
         library.accounting_list.argtypes = (pointer, pointer, size)
         library.accounting_fd.argtypes = library.accounting_rest.argtypes = (pointer,)
@@ -134,9 +134,10 @@ class JobAccounting:
         values = np.array([(root.depth, root.is_oar3) for root in roots], dtype="u4").reshape(-1, 2)
         self._check(self._library.accounting_set_roots(self._handle, keys.ctypes.data, values.ctypes.data, len(roots)))
 
-    def add_job(self, key: int, name: str) -> None:
+    def add_job(self, key: int, name: DirectoryName) -> None:
         """Have an existing directory counted; its tasks are entered by the next reading: OSError."""
-        status = self._library.accounting_add_job(self._handle, key, os.fsencode(name))
+        names = os.fsencode(name.parent), os.fsencode(name.name)
+        status = self._library.accounting_add_job(self._handle, key, name.root, *names)
         if status != -errno.EEXIST:
             self._check(status)
 

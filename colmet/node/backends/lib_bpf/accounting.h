@@ -52,7 +52,7 @@ struct job {
     u64 present;    /* entries of `tasks`: with none and removed_ns its sums are final */
     u64 largest_process; /* that ended */
     u64 implausible;     /* waits longer than their task's age, not counted */
-    u64 root;       /* key of the root that it is below; 0: entered by the agent */
+    u64 root;       /* key of the root that it is below; 0: none, the agent has entered it */
     u64 settled[COUNTERS];  /* of tasks that ended or left */
     u64 snapshot[COUNTERS]; /* settled, as the reading met the job's first task */
     u64 live[COUNTERS];     /* of live tasks, less what is settled of each */

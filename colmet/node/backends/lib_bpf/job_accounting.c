@@ -324,13 +324,15 @@ int accounting_set_roots(struct accounting *h, const u64 *keys, const struct roo
     return 0;
 }
 
-int accounting_add_job(struct accounting *h, u64 key, const char *name)
+int accounting_add_job(struct accounting *h, u64 key, u64 root, const char *parent_name, const char *name)
 {
     struct job job = {0};
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     job.made_ns = (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
+    job.root = root;
     snprintf(job.name, sizeof job.name, "%s", name);
+    snprintf(job.parent_name, sizeof job.parent_name, "%s", parent_name);
     return update(h->maps[MAP_JOBS], &key, &job, BPF_NOEXIST);
 }
 

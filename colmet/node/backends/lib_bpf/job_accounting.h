@@ -41,8 +41,8 @@ ACCOUNTING_API int accounting_open(const char *object, const u32 *hierarchies, s
 /* Have the directories of jobs below these roots, and no others, counted from their making on. */
 ACCOUNTING_API int accounting_set_roots(struct accounting *handle, const u64 *keys, const struct root *roots, size_t count);
 
-/* Have a directory that exists counted; its tasks are entered by the next reading. -EEXIST: it is. */
-ACCOUNTING_API int accounting_add_job(struct accounting *handle, u64 key, const char *name);
+/* Have a directory that exists counted; its tasks are entered by the next reading. root: 0 for none. -EEXIST: it is. */
+ACCOUNTING_API int accounting_add_job(struct accounting *handle, u64 key, u64 root, const char *parent_name, const char *name);
 
 /* Read all tasks, and write the rows of at most `max` directories; returns their number. */
 ACCOUNTING_API int accounting_read(struct accounting *handle, struct accounting_row *rows, size_t max);

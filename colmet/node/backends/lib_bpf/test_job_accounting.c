@@ -63,10 +63,10 @@ static void test_programs(struct accounting *handle)
     CHECK(accounting_set_roots(handle, keys + 1, roots, 1) == 0);
     CHECK(accounting_set_roots(handle, NULL, NULL, 0) == 0);
     CHECK(accounting_read(handle, rows, 64) == 0);
-    CHECK(accounting_add_job(handle, keys[0], "ann_7") == 0);
-    CHECK(accounting_add_job(handle, keys[0], "ann_7") == -EEXIST);
+    CHECK(accounting_add_job(handle, keys[0], keys[1], "oar", "ann_7") == 0);
+    CHECK(accounting_add_job(handle, keys[0], keys[1], "oar", "ann_7") == -EEXIST);
     CHECK(accounting_read(handle, rows, 64) == 1);
-    CHECK(rows[0].key == keys[0] && !strcmp(rows[0].name, "ann_7") && rows[0].made_ns && !rows[0].is_final);
+    CHECK(rows[0].key == keys[0] && !strcmp(rows[0].name, "ann_7") && rows[0].root == keys[1] && rows[0].made_ns && !rows[0].is_final);
     CHECK(accounting_read(handle, rows, 0) == 0);
     CHECK(accounting_list(handle, rows, 64) == 1);
     CHECK(accounting_fd(handle) >= 0);
@@ -90,7 +90,7 @@ static void test_pinned_programs_are_taken_over(void)
         CHECK(rc == (start > 0));
         if (rc < 0)
             break;
-        CHECK(start ? accounting_read(handle, rows, 64) == 1 : accounting_add_job(handle, 7, "bob_8") == 0);
+        CHECK(start ? accounting_read(handle, rows, 64) == 1 : accounting_add_job(handle, 7, 0, "", "bob_8") == 0);
         accounting_close(handle);
     }
     CHECK(accounting_unpin(pins) == 0);
