@@ -65,6 +65,7 @@ _DELAYS = np.array([_COLUMNS.index(name) for name in sorted(DELAY_FIELDS)])
 _LARGEST = [GAUGES.index(name) for name in ("largest_process", "largest_mapped")]
 _PAGE_KB = resource.getpagesize() // 1024
 FEW = 32  # tasks: with so few left, a job may be about to end
+COUNTERS_S = 5.0
 # A task's last counts come a grace period after its parent has waited for it.
 FINAL_WAIT_S, FINAL_STEP_S = 0.1, 0.005
 # Sums that the agent keeps for a start where the kernel has none of them: they go on from there.
@@ -108,6 +109,7 @@ class KernelAccounting:
         self._wait_until = 0.0
         self._implausible = 0
         self._counters: dict[str, int] = {}
+        self._counters_at = 0.0
 
     def open(self) -> None:
         """Load the programs, or take over those of an earlier start: BackendUnavailable."""
@@ -200,7 +202,8 @@ class KernelAccounting:
 
     def counters(self) -> Mapping[str, int]:
         """Return what rows lack, and how many delays were not plausible."""
-        if self._accounting is not None:
+        if self._accounting is not None and time.monotonic() >= self._counters_at:
+            self._counters_at = time.monotonic() + COUNTERS_S
             self._counters = {
                 **self._accounting.losses(),
                 "delays_implausible": self._implausible,

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 NODE_JOB = 0  # the id of the node's own rows, and of the unit named by -c, -p and -t
 # A missing directory of a job in some hierarchy is searched at each of the first requests, then at one request in 32.
 _EAGER_MISSES = 8
+_SURE_CALLS = 32  # for which an existing directory is not looked for again
 _RARE_MISSES = 32
 _USER_SEARCHES, _USER_PROCESSES = 20, 32  # bounds of the search for a job's user
 
@@ -74,6 +75,9 @@ class Job:
         self.run: int | None = None
         self.listed_ns = 0
         self._misses: dict[str, int] = {}
+        self._known_directories: dict[
+            str, tuple[str, int]
+        ] = {}  # by controller, with the calls until it is looked for again
         self._user_searches = 0
         self._within: set[str] = set()
 
@@ -140,12 +144,18 @@ class Job:
         It has the same path, from the mount point on, as the job's own directory. A job with several directories side
         by side has none, as no directory holds all of it. After a few misses, only one call in 32 searches again.
         """
+        known = self._known_directories.get(controller)
+        if known is not None and known[1]:
+            self._known_directories[controller] = (known[0], known[1] - 1)
+            return known[0]
         misses = self._misses.get(controller, 0)
         if misses < _EAGER_MISSES or not misses % _RARE_MISSES:
             path = self.place(controller)
             if path is not None and self._host.is_directory(path):
                 self._misses.pop(controller, None)
+                self._known_directories[controller] = (path, _SURE_CALLS)
                 return path
+        self._known_directories.pop(controller, None)
         self._misses[controller] = misses + 1
         return None
 
@@ -180,6 +190,7 @@ class Job:
         if tuple(tops) != self.tops:
             self.tops = tuple(tops)
             self._within = set()
+            self._known_directories = {}
         if tuple(cgroups) == self.cgroups:
             return False
         self.cgroups = tuple(cgroups)
@@ -194,6 +205,7 @@ class Job:
         """Release the job's directories, removed or another job's by now; can be called twice."""
         self.reopen()
         self._kept.clear()
+        self._known_directories = {}
         self.cgroups = ()
         self.forget_tasks()
 
@@ -207,6 +219,7 @@ class Job:
         self._mounts = mounts
         self._unified.clear()
         self._within = set()
+        self._known_directories = {}
 
     def forget_tasks(self) -> None:
         """Read the tasks again at the next call of `tids` or `pids`."""
