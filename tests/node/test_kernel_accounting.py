@@ -441,3 +441,24 @@ def test_memory_and_tasks_equal_those_of_proc(node):
     for name in ("VmRSS", "RssAnon"):
         assert values[name] == pytest.approx(total(name), abs=2 * 4 * 64 * os.cpu_count()), name
     assert values["RssAnon"] * 1024 < values["memory_used"] < (values["RssAnon"] + values["VmRSS"]) * 1024
+
+
+def test_kept_totals_go_on_over_every_start(kernel, cgroups, tmp_path, root):
+    """What a first start has added stays with the second one, and netlink's totals with the kernel's."""
+    os.chmod(tmp_path, 0o700)
+    job = cgroups.job("bob_6")
+    with contextlib.closing(Node(cgroups, "netlink", state=str(tmp_path))) as node:
+        live = job.start(sys.executable, "-S", "-c", f"{BURN}time.sleep(60)", "0.1")
+        wait_for(lambda: node.tick()[6]["cpu_total"] > 5e7)
+        before = node.tick()[6]["cpu_total"]
+    assert before > 5e7
+    for _ in range(3):
+        with contextlib.closing(Node(cgroups, state=str(tmp_path))) as node:
+            now = node.tick()[6]["cpu_total"]
+            assert now >= before
+            before = now
+    with contextlib.closing(Node(cgroups, state=str(tmp_path))):
+        pass  # it ends before its first tick
+    with contextlib.closing(Node(cgroups, state=str(tmp_path))) as node:
+        assert node.tick()[6]["cpu_total"] >= before
+    live.kill()

@@ -283,3 +283,16 @@ def test_the_package_says_that_it_is_typed_and_has_the_version_of_the_source():
     assert {one["file"] for one in setup["dynamic"]["optional-dependencies"].values()} <= {
         path.name for path in PACKAGING.parent.glob("requirements-*.txt")
     }
+
+
+def test_the_unit_of_the_node_lets_it_load_programs():
+    """A filter that denies groups takes back what an earlier one allows."""
+    lines = (PACKAGING / "systemd/colmet-node.service").read_text().splitlines()
+    filters = [line.partition("=")[2] for line in lines if line.startswith("SystemCallFilter=")]
+    denied = next(place for place, text in enumerate(filters) if text.startswith("~"))
+    assert {"bpf", "capset"} <= {name for text in filters[denied + 1 :] for name in text.split()}
+
+
+def test_debian_packages_keep_what_the_libraries_load():
+    rules = (PACKAGING / "debian/rules").read_text()
+    assert "! -name '*.so' ! -name '*.bpf.o' -delete" in rules

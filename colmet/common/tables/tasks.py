@@ -85,6 +85,7 @@ TASKSTATS_COUNTERS = (
     _record_count("tasks_full", "Tasks without room in the kernel's map, counted at their ends alone."),
     _record_count("late_moves", "Moves of tasks that a reading alone has seen."),
     _record_count("threads_beyond", "Moves of processes with more than 1,024 threads."),
+    _record_count("too_deep", "Events of tasks in cgroups more than 24 levels below a job's."),
     _record_count("missed_ends", "Tasks whose last event the kernel did not report."),
     gauge("kernel_accounting_on", "count", "1 while the kernel adds up tasks by job.", "the taskstats backend"),
     gauge("exit_records_on", "count", "1 while the kernel sends exit records.", "the taskstats backend"),

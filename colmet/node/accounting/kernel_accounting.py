@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +18,14 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT, Sample
 from colmet.common.tables.tasks import TASKSTATS
-from colmet.node.accounting.accumulator import Ints
+from colmet.node.accounting.accumulator import Ints, KeptJob, unpack_totals
 from colmet.node.jobs.directory_keys import HIERARCHIES, DirectoryName, hierarchy_number
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import Claim
 from colmet.node.jobs.source import JobSource
 from colmet.node.kernel.job_accounting import COUNTERS, GAUGES, JobAccounting, Rows, pin_directory
 from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
+from colmet.node.kernel.taskstats import FIELDS
 from colmet.node.kernel.textfiles import Values
 from colmet.node.state import StateFile
 
@@ -64,12 +67,14 @@ _CPU, _ENDED = _COLUMNS.index("cpu_total"), _COLUMNS.index("tasks_ended")
 _DELAYS = np.array([_COLUMNS.index(name) for name in sorted(DELAY_FIELDS)])
 _LARGEST = [GAUGES.index(name) for name in ("largest_process", "largest_mapped")]
 _PAGE_KB = resource.getpagesize() // 1024
+_NEVER = np.uint64(np.iinfo("u8").max)  # the start of the oldest task where no task was ever in the job
 FEW = 32  # tasks: with so few left, a job may be about to end
 COUNTERS_S = 5.0
+KEPT_WAITS = 4  # columns of the state by netlink
 # A task's last counts come a grace period after its parent has waited for it.
 FINAL_WAIT_S, FINAL_STEP_S = 0.1, 0.005
-# Sums that the agent keeps for a start where the kernel has none of them: they go on from there.
-_KEPT = np.dtype([("identity", "S200"), ("values", "i8", len(_COLUMNS))])
+# What the agent keeps of a job: its last row, and what the kernel's sums lack since a start without them.
+_KEPT = np.dtype([("identity", "S200"), ("values", "i8", len(_COLUMNS)), ("offset", "i8", len(_COLUMNS))])
 _SUMS = np.array([place for place, name in enumerate(_COLUMNS) if name not in ("ac_btime", "ac_etime")])
 
 
@@ -97,7 +102,8 @@ class KernelAccounting:
         self._entered: dict[int, list[int]] = {}
         self._delayacct = host.keep(DELAYACCT)
         self._state = StateFile(host, state_dir, "accounting.state") if state_dir else None
-        self._kept: dict[bytes, Ints] = {}
+        self._netlink_state = StateFile(host, state_dir) if state_dir else None
+        self._kept: dict[str, tuple[Ints, Ints | None]] = {}  # as the offsets: None where the kernel begins anew
         self._offsets: dict[str, Ints] = {}  # by identity of job: what the kernel's sums lack
         self._last: dict[str, Ints] = {}  # by identity of job: its last row
         self._sampled: Sequence[Job] = ()
@@ -106,7 +112,10 @@ class KernelAccounting:
         self._unseen: set[int] = set()  # keys of directories reported to `jobs`
         self._cpu_ns: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
         self._memory: WeakKeyDictionary[Job, Values] = WeakKeyDictionary()
-        self._wait_until = 0.0
+        self._waits_from = self._waited_s = 0.0  # of this second
+        self._read_at = 0.0
+        self._rows: Rows | None = None  # the last reading
+        self._jobs_full = 0
         self._implausible = 0
         self._counters: dict[str, int] = {}
         self._counters_at = 0.0
@@ -121,11 +130,28 @@ class KernelAccounting:
         self._accounting = accounting = JobAccounting(hierarchies, pin_directory())
         self.fd = accounting.fd
         log.info("jobs are accounted in the kernel since=%s", "before" if accounting.is_taken_over else "now")
-        if self._state is not None and self._state.open() and not accounting.is_taken_over:
-            data = self._state.load()
-            kept = np.frombuffer(data or b"", _KEPT) if data is None or len(data) % _KEPT.itemsize == 0 else ()
-            self._kept = {bytes(row["identity"]): row["values"] for row in kept}
-        self._set_roots()
+        self._load_kept(accounting.is_taken_over)
+        try:
+            self._set_roots()
+        except OSError as err:
+            raise BackendUnavailable(str(err)) from err
+
+    def _load_kept(self, is_taken_over: bool) -> None:
+        """Load what the last start has kept, or one by netlink: without its programs, sums go on from there."""
+        self._kept = {}
+        if self._state is None or not self._state.open():
+            return
+        data = self._state.load()
+        if data is not None and len(data) % _KEPT.itemsize == 0:
+            for row in np.frombuffer(data, _KEPT):
+                offset = row["offset"].copy() if is_taken_over else None
+                self._kept[bytes(row["identity"]).decode()] = row["values"].copy(), offset
+        elif not is_taken_over and self._netlink_state is not None and self._netlink_state.open():
+            netlink = self._netlink_state.load()
+            self._netlink_state.close()
+            with contextlib.suppress(ValueError):
+                for job in unpack_totals(netlink, FIELDS, KEPT_WAITS).values() if netlink else ():
+                    self._kept[job.identity] = _total_of(job), None
 
     def _set_roots(self) -> None:
         assert self._accounting is not None
@@ -135,18 +161,20 @@ class KernelAccounting:
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """Return the rows of jobs; report to `JobSource` those that have come and gone."""
+        self._memory.clear()
+        self._cpu_ns.clear()
         self._set_roots()
         rows = self._read(jobs)
+        self._known = {key: job.id for job in jobs for key in job.keys}
         self._note_claims(rows)
         self._report_unseen(rows, jobs)
         identities = {job.identity for job in jobs}
         self._last = {job: values for job, values in self._last.items() if job in identities}
         self._offsets = {job: values for job, values in self._offsets.items() if job in identities}
         self._implausible = max(self._implausible, int(rows["implausible"].sum()))
-        self._sampled = jobs
-        self._known = {key: job.id for job in jobs for key in job.keys}
         samples = self._samples(jobs, rows)
-        self._kept = {}  # the others ended while the agent was away
+        self._kept = {job: kept for job, kept in self._kept.items() if job in identities}  # others ended meanwhile
+        self._sampled = jobs
         if self._accounting is not None and not self._accounting.is_pinned:
             self._keep()  # a kill would take the sums away
         return samples
@@ -162,17 +190,8 @@ class KernelAccounting:
     def last(self, job: Job) -> Sample | None:
         """Return the last row of a job, once the kernel has the last counts of its tasks; forget the job."""
         assert self._accounting is not None
-        now = time.monotonic()
-        if now > self._wait_until + 1.0:  # of several ended jobs, the first waits for all
-            self._wait_until = now + FINAL_WAIT_S
-        while True:
-            rows = self._accounting.read()
-            self._note_claims(rows)
-            keys = self._keys(job, rows)
-            own = rows[np.isin(rows["key"], keys)]
-            if own["is_final"].all() or not (own["removed_ns"] > 0).all() or time.monotonic() >= self._wait_until:
-                break
-            time.sleep(FINAL_STEP_S)
+        self._known.update(dict.fromkeys(job.keys, job.id))
+        rows, keys = self._read_final(job)
         samples = self._samples([job], rows)
         for key in keys:
             self._accounting.forget(key)
@@ -182,9 +201,31 @@ class KernelAccounting:
         self._offsets.pop(job.identity, None)
         return samples[0] if samples else None
 
+    def _read_final(self, job: Job) -> tuple[Rows, list[int]]:
+        """Return rows with the last counts of an ended job, and its keys; all such jobs share a bound of waiting."""
+        assert self._accounting is not None
+        rows = self._rows if time.monotonic() < self._read_at + 1.0 else None
+        while True:
+            is_new = rows is None
+            if rows is None:
+                rows = self._rows = self._accounting.read()
+                self._read_at = time.monotonic()
+            self._note_claims(rows)
+            keys = self._keys(job, rows)
+            own = rows[np.isin(rows["key"], keys)]
+            if time.monotonic() > self._waits_from + 1.0:
+                self._waits_from, self._waited_s = time.monotonic(), 0.0
+            if own["is_final"].all() or self._waited_s >= FINAL_WAIT_S:
+                return rows, keys
+            if is_new:
+                time.sleep(FINAL_STEP_S)
+                self._waited_s += FINAL_STEP_S
+            rows = None
+
     def drain(self) -> Iterable[int]:
         """Return the jobs with few tasks left of which some have ended: other backends read them once more."""
         assert self._accounting is not None
+        self._rows = None
         rows = self._accounting.list_jobs()
         some = rows[rows["present"] <= FEW]
         ended = dict(zip(some["key"].tolist(), some["ended"].tolist()))
@@ -204,8 +245,10 @@ class KernelAccounting:
         """Return what rows lack, and how many delays were not plausible."""
         if self._accounting is not None and time.monotonic() >= self._counters_at:
             self._counters_at = time.monotonic() + COUNTERS_S
+            losses = self._accounting.losses()
             self._counters = {
-                **self._accounting.losses(),
+                **losses,
+                "jobs_full": self._jobs_full + losses["jobs_full"],
                 "delays_implausible": self._implausible,
                 "state_failures": self._state.failures if self._state is not None else 0,
             }
@@ -220,29 +263,35 @@ class KernelAccounting:
         self.fd = -1
         if self._state is not None:
             self._state.close()
-        self._roots = None
+        self._roots = self._rows = None
         self._sampled = ()
+        self._memory.clear()
+        self._cpu_ns.clear()
         self._delayacct.close()
 
     def _keep(self) -> None:
-        """Save the sums of jobs for a start where the kernel has none of them."""
-        if self._state is not None:
+        """Save the sums of jobs for the next start."""
+        if self._state is not None and self._sampled:
+            none = np.zeros(len(_COLUMNS), dtype=np.int64)
             kept = [
-                (job.identity.encode(), self._last[job.identity]) for job in self._sampled if job.identity in self._last
+                (identity.encode(), self._last[identity], self._offsets.get(identity, none))
+                for identity in [job.identity for job in self._sampled]
+                if identity in self._last
             ]
             self._state.save(np.array(kept, _KEPT).tobytes())
 
     def _read(self, jobs: Sequence[Job]) -> Rows:
         """Return the kernel's rows, with all directories of the jobs among them."""
         assert self._accounting is not None
+        self._rows = None
         rows = self._accounting.read()
         counted = set(rows["key"].tolist())
-        if any(job.keys and not self._followed_keys(job) for job in jobs):
+        if any(job.tops and not self._followed_keys(job) for job in jobs):
             raise BackendUnavailable("jobs are in a hierarchy of cgroups that was not there at the start")
         absent = {key: job.keys[key] for job in jobs for key in self._followed_keys(job) if key not in counted}
-        for key, name in absent.items():
-            self._accounting.add_job(key, name)
-        return self._accounting.read() if absent else rows
+        added = [self._accounting.add_job(key, name) for key, name in absent.items()]
+        self._jobs_full += len(added) - sum(added)
+        return self._accounting.read() if any(added) else rows
 
     def _note_claims(self, rows: Rows) -> None:
         """Note the job of each directory that the kernel has entered, and forget removed ones of no job."""
@@ -254,11 +303,14 @@ class KernelAccounting:
             self._entered = {}
             for key, row in zip(keys, entered):
                 claim = claims[key] = self._claims.get(key) or self._jobs.claim(*_name_of(row))
-                if claim is not None:
+                if claim is not None and claim[1].job:
                     self._entered.setdefault(claim[1].job, []).append(key)
             self._claims = claims
         for key in entered["key"][entered["removed_ns"] > 0].tolist():
-            if self._claims[key] is None:
+            claim = self._claims[key]
+            if key not in self._known and (claim is None or not claim[1].job):
+                if claim is not None:
+                    self._jobs.miss_unseen()
                 self._accounting.forget(key)
 
     def _followed_keys(self, job: Job) -> list[int]:
@@ -271,12 +323,15 @@ class KernelAccounting:
             return self._followed_keys(job)
         made_ns = dict(zip(rows["key"].tolist(), rows["made_ns"].tolist()))
         removed_ns = dict(zip(rows["key"].tolist(), rows["removed_ns"].tolist()))
-        began_ns = min([made_ns[key] for key in job.keys if key in made_ns], default=0)
+        own = [key for key in job.keys if key in made_ns]
+        began_ns = min([made_ns[key] for key in own], default=0)
+        ends = [removed_ns[key] for key in own]
+        ended_ns = max(ends) if ends and all(ends) else math.inf
         taken = {hierarchy_number(key) for key in job.keys}
         keys = self._followed_keys(job)
-        for key in sorted(others, key=lambda key: made_ns.get(key, 0)):
+        for key in sorted([key for key in others if key in made_ns], key=made_ns.__getitem__):
             # in one hierarchy, another directory is another run
-            is_same = not removed_ns.get(key) or removed_ns[key] >= began_ns
+            is_same = made_ns[key] <= ended_ns and (not removed_ns[key] or removed_ns[key] >= began_ns)
             if hierarchy_number(key) not in taken and is_same:
                 taken.add(hierarchy_number(key))
                 keys.append(key)
@@ -290,7 +345,7 @@ class KernelAccounting:
         known = {key for job in jobs for key in self._keys(job, rows)} | self._unseen
         places = {key: place for place, key in enumerate(rows["key"].tolist())}
         for keys in self._entered.values():
-            group = [rows[places[key]] for key in keys if key not in known]
+            group = [rows[places[key]] for key in keys if key in places and key not in known]
             if group and all(row["removed_ns"] and row["is_final"] for row in group):
                 self._end_unseen(group)
 
@@ -300,7 +355,8 @@ class KernelAccounting:
         runs: list[dict[int, np.void]] = []  # by hierarchy
         for row in sorted(group, key=lambda row: int(row["made_ns"])):
             hierarchy = hierarchy_number(int(row["key"]))
-            if not runs or hierarchy in runs[-1]:
+            ended_ns = max([int(other["removed_ns"]) for other in runs[-1].values()]) if runs else 0
+            if not runs or hierarchy in runs[-1] or int(row["made_ns"]) > ended_ns:
                 runs.append({})
             runs[-1][hierarchy] = row
         for run in runs:
@@ -308,7 +364,8 @@ class KernelAccounting:
             keys = {int(row["key"]): _name_of(row) for row in ordered}
             has_tasks = any(row["forked"] or row["entered"] or row["ended"] for row in ordered)
             claim = self._claims[next(iter(keys))]
-            if has_tasks and claim is not None and self._jobs.end_unseen(*claim, keys):
+            if has_tasks and claim is not None:
+                self._jobs.end_unseen(*claim, keys)
                 self._unseen.update(keys)
                 continue
             for key in keys:
@@ -327,13 +384,13 @@ class KernelAccounting:
         counters = np.add.reduceat(taken["counters"], starts)
         ended = np.add.reduceat(taken["ended"], starts)
         oldest = taken["oldest_ns"]
-        oldest = np.minimum.reduceat(np.where(oldest == 0, np.iinfo("u8").max, oldest), starts)
+        oldest = np.minimum.reduceat(np.where(oldest == 0, _NEVER, oldest), starts)
         values = self._values(counters, ended, oldest)
         gauges = np.add.reduceat(taken["gauges"], starts)
         gauges[:, _LARGEST] = np.maximum.reduceat(taken["gauges"][:, _LARGEST], starts)
         samples = []
         for (job, _), row, gauge, began in zip(measured, values, gauges.tolist(), oldest.tolist()):
-            if began == np.iinfo("u8").max and job.identity not in self._last:
+            if began == _NEVER and job.identity not in self._last and job.identity not in self._kept:
                 continue  # no task was ever in it
             self._continue(job, row)
             self._cpu_ns[job] = int(row[_CPU])
@@ -348,7 +405,8 @@ class KernelAccounting:
         values[:, _PLACES] = counters[:, _SOURCES] * _FACTORS // _DIVISORS
         for place in _REAL:
             values[:, place] = counters[:, _UTIME] + counters[:, _STIME]
-        age_ns = np.maximum(0, time.monotonic_ns() - oldest_ns.astype(np.int64))
+        now_ns = time.monotonic_ns()
+        age_ns = np.where(oldest_ns == _NEVER, 0, np.maximum(0, now_ns - oldest_ns.astype(np.int64)))
         values[:, _ETIME] = age_ns // _US
         values[:, _BTIME] = (time.time_ns() - age_ns) // 1_000_000_000
         values[:, _ENDED] = ended
@@ -359,18 +417,19 @@ class KernelAccounting:
     def _continue(self, job: Job, row: Ints) -> None:
         """Have a job's row go on from its last one: no sum falls; what a new start of the programs lacks is added."""
         last = self._last.get(job.identity)
-        if last is None and self._kept:
-            kept = self._kept.pop(job.identity.encode(), None)
-            if kept is not None:
-                lacking = np.maximum(kept - row, 0)
-                self._offsets[job.identity] = np.where((kept == MISSING_INT) | (row == MISSING_INT), 0, lacking)
-                last = kept
-                log.info("totals go on from before the agent's restart job=%d", job.id)
+        if last is None and job.identity in self._kept:
+            last, offset = self._kept.pop(job.identity)
+            if offset is None:
+                lacking = np.maximum(last - row, 0)
+                offset = np.where((last == MISSING_INT) | (row == MISSING_INT), 0, lacking)
+            self._offsets[job.identity] = offset
+            log.info("totals go on from before the agent's restart job=%d", job.id)
         offset = self._offsets.get(job.identity)
         if offset is not None:
             row[_SUMS] += offset[_SUMS]
         if last is not None:
             row[_SUMS] = np.maximum(row[_SUMS], last[_SUMS])
+            row[_ETIME] = max(row[_ETIME], last[_ETIME])
             row[_BTIME] = min(row[_BTIME], last[_BTIME])  # a clock that is set does not make the job younger
         self._last[job.identity] = row
 
@@ -379,6 +438,16 @@ class KernelAccounting:
             return self._delayacct.read().strip() != b"0"
         except FileNotFoundError:  # before Linux 5.14 there was no switch
             return True
+
+
+def _total_of(job: KeptJob) -> Ints:
+    """Return the total of a job that was counted by netlink, in the columns of a row."""
+    sums = np.where(job.sums[0] == MISSING_INT, 0, job.sums[0]) - job.sums[1] + np.maximum(job.values, 0).sum(axis=0)
+    if job.floor is not None:
+        sums = np.maximum(sums, job.floor)
+    named = dict(zip(FIELDS, sums.tolist()))
+    named.update(cpu_total=named["cpu_run_virtual_total"], tasks_ended=job.ended, ac_btime=np.iinfo(np.int64).max)
+    return np.array([named[name] for name in _COLUMNS], dtype=np.int64)
 
 
 def _name_of(row: np.void) -> DirectoryName:

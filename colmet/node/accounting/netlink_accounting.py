@@ -192,7 +192,7 @@ class NetlinkAccounting:
             keys, own, reused = self._without_finished(job, keys, own, now_us)
             is_watched = job.witnessed or job.id in self._rows
             newcomers = self._newcomers(job, keys, reused) if are_forks_known and is_watched else _NO_TASKS
-            self._owners.leave(_without(self._totals.last_seen(job.id)[0], keys).tolist())
+            self._owners.leave(job.id, _without(self._totals.last_seen(job.id)[0], keys).tolist())
             self._owners.list_job(job.id, listed[job.id].tolist(), not job.cgroups)
             own = self._waits.update(job.id, keys, own)
             if len(newcomers):

@@ -71,10 +71,11 @@ class TaskOwners:
             places.setdefault(job, []).append(place)
         return {job: Exits(exits.ids[some], exits.values[some]) for job, some in places.items()}
 
-    def leave(self, tids: Iterable[int]) -> None:
-        """Forget tasks that their job's cgroup lists no more."""
+    def leave(self, job: int, tids: Iterable[int]) -> None:
+        """Forget tasks that a job's cgroup lists no more, but those of another job by now."""
         for tid in tids:
-            self._remove(tid)
+            if self.job_of(tid) == job:
+                self._remove(tid)
 
     def alive(self) -> Counter[int]:
         """Return the number of known tasks of each job."""

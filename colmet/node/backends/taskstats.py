@@ -24,6 +24,7 @@ from colmet.node.accounting.netlink_accounting import NetlinkAccounting
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.source import JobSource
+from colmet.node.kernel.job_accounting import pin_directory, remove_pins
 from colmet.node.state import DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class TaskstatsBackend(InputBackend):
                 self._accounting = kernel
                 self.fd = kernel.fd
                 return
+        if self._jobs is not None:
+            remove_pins(pin_directory())  # of an earlier start: nobody would read what they count
         netlink = NetlinkAccounting(self._host, self._state_dir)
         self._accounting = netlink
         netlink.open()

@@ -12,6 +12,7 @@ HIERARCHIES = {
     )
 }
 PINS = "/sys/fs/bpf/colmet"  # programs that go on without an agent; COLMET_PINS names another directory, "" none
+MAX_NAME_BYTES = 63  # of a directory in the programs' maps; a longer name is cut
 MAX_HIERARCHIES = 4  # that programs follow at once
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Container, Sequence
@@ -20,7 +21,9 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.host.host import Host, is_gone
 from colmet.common.text import counted
 from colmet.node.jobs.directory_keys import (
+    HIERARCHIES,
     MAX_HIERARCHIES,
+    MAX_NAME_BYTES,
     DirectoryName,
     RootDirectory,
     directory_key,
@@ -58,7 +61,7 @@ class FoundJob:
 class JobRoot(NamedTuple):
     """A root of jobs' directories, as the kernel's programs are to know it."""
 
-    place: JobPlace
+    places: list[JobPlace]
     path: str
     directory: RootDirectory
 
@@ -241,33 +244,35 @@ class JobSource:
         self._refresh()
         if self._unit is not None:
             raise BackendUnavailable("tasks named by the command line are not counted in the kernel")
-        present = {place.path: self._mounts.hierarchy_of(place.base) for place in self._places if place.exists}
-        if "" in present.values():
-            path = next(path for path, name in present.items() if not name)
-            raise BackendUnavailable(f"{path} is in no hierarchy of cgroups that the kernel's programs can follow")
-        names = dict.fromkeys(present.values())  # of a layout, the best first
-        mounted = [*(["unified"] if self._mounts.unified is not None else []), *self._mounts.v1]
-        likely = [name for name in ("cpuset", "unified", "freezer", "memory") if name in mounted]
-        return list(dict.fromkeys([*names, *likely]))[:MAX_HIERARCHIES]
+        exists = {place: self._mounts.hierarchy_of(place.base) for place in self._places if place.exists}
+        without = [place.path for place, name in exists.items() if not name]
+        if without:
+            raise BackendUnavailable(
+                f"{without[0]} is in no hierarchy of cgroups that the kernel's programs can follow"
+            )
+        mounted = {"unified", *self._mounts.v1} if self._mounts.unified is not None else {*self._mounts.v1}
+        names = {name for name in ("cpuset", "freezer", "memory", "unified") if name in mounted}
+        # always the same ones where they have all jobs: other ones are other programs, which begin anew
+        by_layout: dict[str, list[str]] = {}
+        for place, name in exists.items():
+            by_layout.setdefault(place.name, []).append(name)
+        needed = [own[0] for own in by_layout.values() if not names.intersection(own)]
+        needed += [name for place in self._named if (name := self._mounts.hierarchy_of(place.base))]
+        chosen = [*dict.fromkeys([*needed, *sorted(names, key=HIERARCHIES.__getitem__)])][:MAX_HIERARCHIES]
+        return sorted(chosen, key=HIERARCHIES.__getitem__)  # of a layout, the best first
 
     def claim(self, root: int, parent_name: str, name: str) -> tuple[str, Claim] | None:
         """Return path and job of a directory that the kernel reports, by its root and names; None if no job's."""
         known = self._former_roots.get(root)
-        if known is None:
+        if known is None or len(os.fsencode(name)) >= MAX_NAME_BYTES:
             return None
-        names = [parent_name, name] if known.place.depth == 2 else [name]
+        names = [parent_name, name] if known.directory.depth == 2 else [name]
         path = "/".join([known.path.rstrip("/"), *names])
-        claim = known.place.claim(path)
-        return None if claim is None else (path, claim)
+        claims = (place.claim(path) for place in known.places)
+        return next(((path, claim) for claim in claims if claim is not None), None)
 
-    def end_unseen(self, path: str, claim: Claim, keys: dict[int, DirectoryName]) -> bool:
-        """End a job that came and went between two scans: its directory, and the keys of all, that one's first.
-
-        Return whether its number is known.
-        """
-        if claim.sluid:  # it was in the environment of the job's processes alone
-            self._finder.sluids.unmapped += 1
-            return False
+    def end_unseen(self, path: str, claim: Claim, keys: dict[int, DirectoryName]) -> None:
+        """End a job that came and went between two scans: its directory, and the keys of all, that one's first."""
         job = Job(self._host, claim.job, claim.user, (path,), mounts=self._mounts)
         job.keys = keys
         job.witnessed = True
@@ -277,7 +282,10 @@ class JobSource:
         self.started += 1
         self.ended += 1
         log.info("job ended before it was seen job=%d user=%s cgroup=%s", job.id, job.user, path)
-        return True
+
+    def miss_unseen(self) -> None:
+        """Count a job that came and went, and whose number was in the environment of its processes alone."""
+        self._finder.sluids.unmapped += 1
 
     def counters(self) -> dict[str, int]:
         """Return the counters of the search and of the reads of processes, by column of `agent_default`."""
@@ -402,15 +410,17 @@ class JobSource:
         directories.end()
 
     def _find_roots(self) -> None:
-        roots = {}
+        roots: dict[int, JobRoot] = {}
         for place in self._places:
             for path in place.roots:
                 hierarchy = self._mounts.hierarchy_of(path)
                 with contextlib.suppress(OSError):
                     key = directory_key(hierarchy, self._host.inode(path)) if hierarchy else 0
                     is_oar3 = place.layout is not None and place.layout.name == "oar3"
-                    if key and key not in roots:
-                        roots[key] = JobRoot(place, path, RootDirectory(key, place.depth, is_oar3))
+                    if key in roots:
+                        roots[key].places.append(place)
+                    elif key:
+                        roots[key] = JobRoot([place], path, RootDirectory(key, place.depth, is_oar3))
         if roots != self.roots:
             self.roots = roots
             newest = list({**self._former_roots, **roots}.items())[-_MOST_ROOTS_KEPT:]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import logging
 import os
+import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from colmet.node.kernel import clib
 
 log = logging.getLogger(__name__)
 
-ABI = 1  # ACCOUNTING_VERSION in accounting.h
+ABI = 2  # ACCOUNTING_VERSION in accounting.h
 MAX_JOBS, MAX_TASKS = 2048, 16384  # 1.9 and 4.6 MB of the kernel's memory
 COUNTERS = (
     *("cpu_count", "cpu_delay", "blkio_count", "blkio_delay", "swapin_count", "swapin_delay", "freepages_count"),
@@ -32,7 +35,7 @@ GAUGES = (
     *("tasks", "processes", "vm_size", "rss_file", "rss_anon", "rss_shmem", "swap", "hugetlb"),
     *("largest_process", "largest_mapped"),  # of one process
 )
-LOSSES = ("jobs_full", "tasks_full", "late_moves", "threads_beyond", "missed_ends")
+LOSSES = ("jobs_full", "tasks_full", "late_moves", "threads_beyond", "too_deep", "missed_ends")
 # struct accounting_row of job_accounting.h: times in ns of CLOCK_MONOTONIC, memory in pages.
 ROW = np.dtype(
     [
@@ -87,19 +90,28 @@ class JobAccounting:
         self._rows = np.zeros(max_jobs, ROW)
         self._lock = -1
         numbers = [HIERARCHIES[name] for name in hierarchies]
-        folder = self._pin_folder(pins, f"{ABI}-{'-'.join(map(str, [*numbers, max_jobs, max_tasks]))}")
+        programs = os.path.join(os.path.dirname(library._name), "accounting.bpf.o")
+        # other programs have other pins
+        form = f"{ABI}-{_checksum(programs):08x}-{'-'.join(map(str, [*numbers, max_jobs, max_tasks]))}"
+        own_pins = self._pin_folder(pins, form)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        status = library.accounting_open(
-            os.fsencode(os.path.join(os.path.dirname(library._name), "accounting.bpf.o")),
-            (ctypes.c_uint32 * len(numbers))(*numbers),
-            size(len(numbers)),
-            max_jobs,
-            max_tasks,
-            os.fsencode(folder) if folder else None,
-            message,
-            size(len(message)),
-            ctypes.byref(handle),
-        )
+        for folder in dict.fromkeys((own_pins, "")):
+            status = library.accounting_open(
+                os.fsencode(programs),
+                (ctypes.c_uint32 * len(numbers))(*numbers),
+                size(len(numbers)),
+                max_jobs,
+                max_tasks,
+                os.fsencode(folder) if folder else None,
+                message,
+                size(len(message)),
+                ctypes.byref(handle),
+            )
+            if status >= 0 or not folder:
+                break
+            why = _explain(-status, message.value.decode("utf-8", "replace"))
+            log.warning("job accounting ends with this process, pins cannot be used path=%s: %s", folder, why)
+            self._unlock()
         if status < 0:
             self._unlock()
             raise BackendUnavailable(_explain(-status, message.value.decode("utf-8", "replace")))
@@ -134,12 +146,13 @@ class JobAccounting:
         values = np.array([(root.depth, root.is_oar3) for root in roots], dtype="u4").reshape(-1, 2)
         self._check(self._library.accounting_set_roots(self._handle, keys.ctypes.data, values.ctypes.data, len(roots)))
 
-    def add_job(self, key: int, name: DirectoryName) -> None:
-        """Have an existing directory counted; its tasks are entered by the next reading: OSError."""
+    def add_job(self, key: int, name: DirectoryName) -> bool:
+        """Have an existing directory counted, its tasks by the next reading; return whether there is room: OSError."""
         names = os.fsencode(name.parent), os.fsencode(name.name)
         status = self._library.accounting_add_job(self._handle, key, name.root, *names)
-        if status != -errno.EEXIST:
+        if status not in (-errno.EEXIST, -errno.E2BIG):
             self._check(status)
+        return bool(status != -errno.E2BIG)
 
     def read(self) -> Rows:
         """Return a row for each directory, `ROW`; valid until the next call."""
@@ -181,15 +194,23 @@ def pin_directory() -> str:
 
 
 def remove_pins(pins: str) -> None:
-    """Remove all pins, which ends counting without an agent; nothing where there are none."""
+    """Remove all pins, which ends counting without an agent, but those that an agent has."""
+    with contextlib.suppress(OSError, BackendUnavailable):
+        lock = os.open(pins, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            library = clib.load("lib_bpf", ABI, "LIB_BPF_PATH")
+            for folder in os.listdir(pins):
+                library.accounting_unpin(os.fsencode(os.path.join(pins, folder)))
+        finally:
+            os.close(lock)
+
+
+def _checksum(path: str) -> int:
     try:
-        folders = os.listdir(pins)
-    except OSError:
-        return
-    library = clib.load("lib_bpf", ABI, "LIB_BPF_PATH")
-    for folder in folders:
-        library.accounting_unpin(os.fsencode(os.path.join(pins, folder)))
-    os.rmdir(pins)
+        return zlib.crc32(Path(path).read_bytes())
+    except OSError as err:
+        raise BackendUnavailable(f"{err}; install Colmet again") from err
 
 
 def _explain(code: int, message: str) -> str:

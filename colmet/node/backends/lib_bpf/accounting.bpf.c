@@ -118,6 +118,7 @@ static __always_inline u64 job_above(struct cgroup *c, u32 hierarchy)
             return key;
         c = parent_of(c);
     }
+    COUNT_LOSS(too_deep);
     return 0;
 }
 
@@ -182,26 +183,30 @@ static __always_inline u64 job_of(struct task_struct *t)
     } while (0)
 #define DIRECT(pointer, field) ((pointer)->field)
 
-/* Since Linux 6.12 a wait for block I/O may be counted as the time since boot: such a wait counts as none. Returns how many
- * were dropped. */
-static __always_inline u64 drop_implausible(u64 *v, u64 start_ns)
+/* Since Linux 6.12 a wait for block I/O may be counted as the time since boot. Such a counter counts as settled, so that it
+ * does not become plausible as the task grows older. Returns how many were dropped. */
+static __always_inline u64 drop_implausible(u64 *v, u64 start_ns, struct task *task)
 {
-    if (!v[BLKIO_DELAY] || v[BLKIO_DELAY] <= bpf_ktime_get_ns() - start_ns)
+    u64 base = task ? task->base[BLKIO_DELAY] : 0;
+    if (v[BLKIO_DELAY] <= base || v[BLKIO_DELAY] - base <= bpf_ktime_get_ns() - start_ns)
         return 0;
-    v[BLKIO_DELAY] = 0;
+    if (task)
+        task->base[BLKIO_DELAY] = v[BLKIO_DELAY];
+    else
+        v[BLKIO_DELAY] = 0;
     return 1;
 }
 
-static __always_inline u64 read_counters(struct task_struct *t, u64 *v)
+static __always_inline u64 read_counters(struct task_struct *t, u64 *v, struct task *task)
 {
     READ_COUNTERS(DIRECT, DIRECT);
-    return drop_implausible(v, t->start_time);
+    return drop_implausible(v, t->start_time, task);
 }
 
-static __always_inline void copy_counters(struct task_struct *t, u64 *v)
+static __always_inline void copy_counters(struct task_struct *t, u64 *v, struct task *task)
 {
     READ_COUNTERS(BPF_CORE_READ, BPF_CORE_READ);
-    drop_implausible(v, BPF_CORE_READ(t, start_time));
+    drop_implausible(v, BPF_CORE_READ(t, start_time), task);
 }
 
 /* Atomic: other CPUs, and the soft interrupt that frees tasks, add to the same job. */
@@ -255,6 +260,12 @@ static __always_inline struct task *find_task(u64 address, u64 start_ns, u64 tgi
     return 0;
 }
 
+/* What a task counted before it entered a job, if that was not seen: all where it is older than the job's directory. */
+static __always_inline u64 *v_before(struct job *job, u64 start_ns, u64 *v)
+{
+    return job->is_added || start_ns >= job->made_ns ? 0 : v;
+}
+
 /* -- events -- */
 
 SEC("tp_btf/sched_process_fork")
@@ -279,7 +290,7 @@ __noinline int move_task(u64 address, u64 key)
     struct task *task = find_task(address, 0, tgid);
     if ((task ? task->job : 0) == key || (BPF_CORE_READ(t, flags) & PF_EXITING))
         return 0;
-    copy_counters(t, v);
+    copy_counters(t, v, task);
     if (task) {
         u64 former_key = task->job;
         struct job *former = bpf_map_lookup_elem(&jobs, &former_key);
@@ -330,9 +341,9 @@ static __always_inline void end_task(struct task_struct *t, bool is_freed)
             remove_task(address, 0);
         return;
     }
+    u64 dropped = read_counters(t, v, task);
     if (!task && !is_freed)
-        task = known = enter(address, start_ns, tgid, key, 0, job);
-    u64 dropped = read_counters(t, v);
+        task = known = enter(address, start_ns, tgid, key, v_before(job, start_ns, v), job);
     if (task)
         settle(job, task, v);
     else if (is_freed) /* `tasks` was full */
@@ -496,7 +507,7 @@ int read_tasks(struct bpf_iter__task *context)
     struct task *task = find_task(address, 0, tgid);
     if (!key && !task)
         return 0;
-    read_counters(t, v);
+    read_counters(t, v, task);
     if (task && task->job && task->job != key) { /* moved beside MAX_THREADS others */
         u64 former_key = task->job;
         struct job *former = bpf_map_lookup_elem(&jobs, &former_key);
@@ -514,8 +525,11 @@ int read_tasks(struct bpf_iter__task *context)
     struct job *job = key ? bpf_map_lookup_elem(&jobs, &key) : 0;
     if (!job)
         return 0;
-    if (!task && !(t->flags & PF_EXITING)) /* older than this program or the job's entry, or a worker of io_uring */
-        task = enter(address, start_ns, tgid, key, 0, job);
+    if (!task) { /* older than this program or the job's entry, or a worker of io_uring */
+        if (t->flags & PF_EXITING) /* counted at its end */
+            return 0;
+        task = enter(address, start_ns, tgid, key, v_before(job, start_ns, v), job);
+    }
     if (job->reading != *number) {
         FOR_EACH_COUNTER {
             job->snapshot[i] = job->settled[i];

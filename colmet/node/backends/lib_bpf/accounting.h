@@ -10,9 +10,9 @@ typedef uint32_t u32;
 typedef int32_t s32;
 #endif
 
-#define ACCOUNTING_VERSION 1
+#define ACCOUNTING_VERSION 2
 #define MAX_HIERARCHIES 4
-#define MAX_DEPTH 10      /* levels of cgroups from a task's to its job's directory */
+#define MAX_DEPTH 24      /* levels of cgroups from a task's to its job's directory */
 #define MAX_ROOT_DEPTH 4  /* levels from a root to the directories of jobs */
 #define MAX_THREADS 1024  /* of a process that moves whole; later ones are settled by the next reading */
 #define NAME_SIZE 64
@@ -52,6 +52,7 @@ struct job {
     u64 present;    /* entries of `tasks`: with none and removed_ns its sums are final */
     u64 largest_process; /* that ended */
     u64 implausible;     /* waits longer than their task's age, not counted */
+    u64 is_added;   /* 1: the agent has entered it, later than its first tasks perhaps */
     u64 root;       /* key of the root that it is below; 0: none, the agent has entered it */
     u64 settled[COUNTERS];  /* of tasks that ended or left */
     u64 snapshot[COUNTERS]; /* settled, as the reading met the job's first task */
@@ -74,6 +75,7 @@ struct losses {
     u64 tasks_full;     /* tasks without room: counted at their ends alone */
     u64 late_moves;     /* seen by a reading only */
     u64 threads_beyond; /* processes with more than MAX_THREADS moved */
+    u64 too_deep;       /* events in cgroups more than MAX_DEPTH levels below a job's */
     u64 missed_ends;    /* tasks whose last event did not come */
 };
 

@@ -149,10 +149,15 @@ static int map_ends(struct accounting *h)
 
 static int take_over(struct accounting *h, const char *pins)
 {
+    struct bpf_map_info info = {0};
     int complete = open_pin(pins, LAST_PIN);
     if (complete < 0)
         return complete;
+    union bpf_attr a = {.info = {.bpf_fd = (u32)complete, .info_len = sizeof info, .info = (u64)(uintptr_t)&info}};
+    int rc = call_bpf(BPF_OBJ_GET_INFO_BY_FD, &a);
     close(complete);
+    if (rc || info.value_size != sizeof(struct job))
+        return rc ? rc : -EPROTO;
     for (int i = 0; i < MAPS; i++)
         if ((h->maps[i] = open_pin(pins, MAP_NAMES[i])) < 0)
             return h->maps[i];
@@ -270,8 +275,8 @@ int accounting_open(const char *object, const u32 *hierarchies, size_t count, u3
             accounting_unpin(pins);
     }
     messages_size = 0;
-    if (!rc)
-        rc = map_ends(h);
+    if (!rc && (rc = map_ends(h)) && pins && !is_taken_over)
+        accounting_unpin(pins);
     if (rc) {
         accounting_close(h);
         return rc < 0 ? rc : -EPROTO;
@@ -331,6 +336,7 @@ int accounting_add_job(struct accounting *h, u64 key, u64 root, const char *pare
     clock_gettime(CLOCK_MONOTONIC, &now);
     job.made_ns = (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
     job.root = root;
+    job.is_added = 1;
     snprintf(job.name, sizeof job.name, "%s", name);
     snprintf(job.parent_name, sizeof job.parent_name, "%s", parent_name);
     return update(h->maps[MAP_JOBS], &key, &job, BPF_NOEXIST);
