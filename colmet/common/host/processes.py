@@ -221,11 +221,6 @@ class Processes:
             order = order[work.place + 1 :]
         return answers[:]  # a copy: a thread that was given up may still write to the other list
 
-    def may_answer(self, pid: int, party: str) -> bool:
-        """Return whether a question about a process would be asked now."""
-        self._forget()
-        return pid not in self._waiting and self._may_wait(party)
-
     def close(self) -> None:
         """End the idle thread; blocked ones end when they return, or with the process."""
         readers = self._idle[:]
