@@ -29,6 +29,7 @@ from colmet.common.config.keys import write_pair
 from colmet.common.daemon import control
 from colmet.common.daemon.checks import Check, Level, Result, Unchecked, bounded, fail, good, quiet, run_check, warn
 from colmet.common.daemon.control import Control
+from colmet.common.errors import BackendUnavailable
 from colmet.common.host import capabilities
 from colmet.common.host.capabilities import bits
 from colmet.common.transport import new_pair
@@ -285,6 +286,30 @@ def test_rights_that_are_missing_are_named(machine, root):
     finding = problem(node.check_rights, machine.target("node", status={**NODE, "pid": 7}))
     assert finding.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in finding.found
     assert "CapabilityBoundingSet=" in finding.remedy and "--cap-add NET_ADMIN" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("counters", "refusal", "level", "text"),
+    [
+        ({"kernel_accounting_on": 1}, "asked for nothing", PASS, "the kernel adds up"),
+        ({}, "", WARN, "the running agent adds up tasks from netlink"),
+        ({}, "this kernel has no BTF", WARN, "this kernel has no BTF: tasks are added up from netlink"),
+        (None, "", PASS, "the kernel adds up"),
+    ],
+)
+def test_who_adds_up_tasks_is_said_of_the_running_agent(machine, monkeypatch, counters, refusal, level, text):
+    class Programs:
+        def __init__(self, *_):
+            if refusal:
+                raise BackendUnavailable(refusal)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("colmet.node.kernel.job_accounting.JobAccounting", Programs)
+    status = {**NODE, "backends": [] if counters is None else [{"name": "taskstats", "on": True, "counters": counters}]}
+    (finding,) = find(node.check_accounting, machine.target("node", status=status))
+    assert finding.level == level and finding.found.startswith(text)
 
 
 def test_without_proc_nothing_is_said_of_the_kernel(machine):

@@ -43,19 +43,19 @@ def check_accounting(target: Target) -> checks.Finding:
     from colmet.node.kernel.job_accounting import JobAccounting
     from colmet.node.main import find_jobs
 
-    source = None
+    backends = (target.status or {}).get("backends", ())
+    agents = [one for one in backends if one["name"] == "taskstats" and one["on"]]
     try:
-        source = find_jobs(target.options, target.host)
-        JobAccounting(source.hierarchies(), "").close()
+        with contextlib.closing(find_jobs(target.options, target.host)) as source:
+            if not any(agent["counters"].get("kernel_accounting_on") for agent in agents):
+                JobAccounting(source.hierarchies(), "").close()
     except (BackendUnavailable, OSError) as err:
         found, _, remedy = str(err).partition("; ")
-        return checks.warn(
-            f"{found}: tasks are added up from netlink, which misses part of what short ones use",
-            remedy or f"see {document('inputs/taskstats.md')}",
-        )
-    finally:
-        if source is not None:
-            source.close()
+        text = f"{found}: tasks are added up from netlink, which misses part of what short ones use"
+        return checks.warn(text, remedy or f"see {document('inputs/taskstats.md')}")
+    if agents and not any(agent["counters"].get("kernel_accounting_on") for agent in agents):
+        text = "the running agent adds up tasks from netlink, though this kernel takes the programs"
+        return checks.warn(text, "its log says why, in the line with `added up from netlink`; start it again")
     return checks.good("the kernel adds up the tasks of each job")
 
 
