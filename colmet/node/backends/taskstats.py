@@ -32,15 +32,11 @@ log = logging.getLogger(__name__)
 AUTO, KERNEL, NETLINK = SOURCES = ("auto", "kernel", "netlink")
 
 NOTES = """\
-A task's `*_delay_total` is checked at each reading: it cannot exceed the task's age (`ac_etime`) and, once the kernel
-has counted wrongly, it cannot grow by more than the time between two readings. A larger growth is dropped whole,
-counted (`delays_implausible` of `agent_default`) and logged once; later growth counts again. `*_count` is not
-corrected.
+A task's `*_delay_total` cannot exceed the task's age. A larger growth, which Linux 6.12 and later may count for block
+I/O (`colmet doctor` tests it), is dropped and counted (`delays_implausible` of `agent_default`); later growth counts
+again. `*_count` is not corrected.
 
-Since Linux 6.12 the kernel may count block I/O waits wrongly (`colmet doctor` tests it). The remaining delays are then
-too small by the dropped waits, and may be too large by the time that a task slept between two readings.
-
-The kernel cuts `*_char` and `*_syscalls` of each task to multiples of 1,024: a task with fewer calls has 0."""
+By netlink, `*_char` and `*_syscalls` of each task are cut to multiples of 1,024: a task with fewer calls has 0."""
 
 
 class TaskstatsBackend(InputBackend):
