@@ -307,6 +307,7 @@ class Agent:
         """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks, `errands` and SIGHUP."""
         service = service or Service()
         self.open()
+        self._schedule.start()  # what opening took is no overrun
         always = {signals.fd, errands.fd} if errands is not None else {signals.fd}
         service.ready()
         while not signals.stop_wanted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from colmet.common.config.cli import Options, Parser
 from colmet.common.host.capabilities import bits
@@ -16,7 +16,9 @@ from colmet.common.tables import is_declared
 from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.node.counter_names import CounterName
 from colmet.node.jobs.job import Job
-from colmet.node.jobs.source import JobSource
+
+if TYPE_CHECKING:
+    from colmet.node.jobs.source import JobSource
 
 JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; None: missing
 

@@ -24,9 +24,9 @@ class Schedule:
         self._monotonic = monotonic
         self._wall = wall
         self._taken = -math.inf  # when the last tick was due
-        self._begin()
+        self.start()
 
-    def _begin(self) -> None:
+    def start(self) -> None:
         """Begin a grid, with the first tick at the next multiple of the period."""
         now = self._wall()
         self._start = self._monotonic() + (math.ceil(now / self.period_s) * self.period_s - now)
@@ -36,7 +36,7 @@ class Schedule:
         """Continue with another period. A due tick stays due; a finished one is not repeated."""
         due = self.delay_s() == 0
         before_s, self.period_s = self.period_s, period_s
-        self._begin()
+        self.start()
         if due:
             self._next = -1
         elif self._start - self._taken < min(before_s, period_s) / 10:  # the same moment, the clock having been set

@@ -91,8 +91,10 @@ def kernel():
     try:
         JobAccounting(["unified"], "").close()
     except BackendUnavailable as err:
-        if "libbpf" in str(err) and "make" in str(err):
+        if "lib_bpf.so" in str(err):
             cannot_run(str(err))
+        if "libbpf.so.1" in str(err):
+            pytest.skip(str(err))  # Debian 11 has none: .ci/run runs this file on its own machine, too
         skip_refused(str(err))
 
 

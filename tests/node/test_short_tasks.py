@@ -121,7 +121,7 @@ def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_reported_as_unattr
     assert back["cpu_unattributed"] - before["cpu_unattributed"] == pytest.approx(away, rel=0.2)
     assert_never_down(tasks, SCHEMA)
     assert tasks[-1]["cpu_total"] + groups[-1]["cpu_unattributed"] == pytest.approx(total, rel=0.005)
-    assert tasks[-1]["cpu_total"] == pytest.approx(total - away, rel=0.05)
+    assert tasks[-1]["cpu_total"] == pytest.approx(total - away, rel=0.1)
 
 
 def test_a_damaged_state_is_put_aside_with_a_warning_and_the_agent_measures(start_daemons, root_directory, tmp_path):

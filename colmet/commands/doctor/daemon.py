@@ -17,7 +17,6 @@ from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, o
 from colmet.common.host.capabilities import has_all
 from colmet.common.host.host import Host
 from colmet.common.text import document, how_to_install, size
-from colmet.node.jobs.directory_keys import PINS
 
 
 def check_modules(target: Target) -> Finding:
@@ -123,6 +122,9 @@ def check_unit(target: Target) -> Finding:
     return good(f"{target.unit_name}: {active}, {enabled}")
 
 
+_PINS = "/sys/fs/bpf/colmet"  # as in colmet.node.jobs.directory_keys, which a collector does not have
+
+
 def check_leftovers(target: Target) -> Iterator[Finding]:
     """Find start scripts of Colmet 0.6, other daemons of Colmet that run, and what an agent has left in the kernel."""
     scripts: list[str] = []
@@ -138,10 +140,10 @@ def check_leftovers(target: Target) -> Iterator[Finding]:
     daemons = _daemons(target)
     if target.side == "node" and not (target.pid or daemons or target.unit.get("ActiveState") == "active"):
         with contextlib.suppress(OSError):
-            if target.host.names(PINS):
+            if target.host.names(_PINS):
                 yield warn(
-                    f"programs in the kernel count jobs without an agent: {PINS}",
-                    f"start colmet-node, which takes them over; `rm -r {PINS}` ends them",
+                    f"programs in the kernel count jobs without an agent: {_PINS}",
+                    f"start colmet-node, which takes them over; `rm -r {_PINS}` ends them",
                 )
     if target.pid or len(daemons) > 1 or target.unit.get("ActiveState") == "active":
         # a single one may be the examined daemon, if that cannot be asked
