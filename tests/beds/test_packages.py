@@ -22,7 +22,11 @@ PLAYBOOK_OF_KEYS = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/keys.md").r
 KEYS_OF_FACILITY = re.findall(r"^```sh keys\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 FACILITY = re.findall(r"^```sh set-up\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 # What a container lacks, and what is said without keys.
-KNOWN = ("no exit records", "no fork events", "no collector is named", "kernel.task_delayacct is 0")
+# Programs in the kernel: the machine of these tests may not load them.
+KNOWN = (
+    *("no exit records", "no fork events", "no collector is named", "kernel.task_delayacct is 0"),
+    "tasks are added up from netlink",
+)
 CONTAINED = ("container", "task ends", "cgroups")
 # Stands for ssh to 100 nodes: node-001 is this machine, the others get their files and have no daemon.
 SSH = """#!/bin/sh
@@ -296,7 +300,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     machine.wait_for("test $(ls /var/lib/colmet/*.hdf5 | wc -l) -ge 2")  # SIGHUP starts the next file
     machine.run("systemctl is-active colmet-node colmet-collector")
 
-    for unit, most in (("colmet-node", 2.5), ("colmet-collector", 1.2)):
+    for unit, most in (("colmet-node", 2.6), ("colmet-collector", 1.2)):
         assert not machine.run(f"systemd-analyze verify --man=no {unit}.service")
         line = re.search(rf"{unit}.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
         assert float(line[1]) <= most

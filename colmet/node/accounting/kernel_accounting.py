@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -145,7 +146,7 @@ class KernelAccounting:
         if data is not None and len(data) % _KEPT.itemsize == 0:
             for row in np.frombuffer(data, _KEPT):
                 offset = row["offset"].copy() if is_taken_over else None
-                self._kept[bytes(row["identity"]).decode()] = row["values"].copy(), offset
+                self._kept[os.fsdecode(bytes(row["identity"]))] = row["values"].copy(), offset
         elif not is_taken_over and self._netlink_state is not None and self._netlink_state.open():
             netlink = self._netlink_state.load()
             self._netlink_state.close()
@@ -274,7 +275,7 @@ class KernelAccounting:
         if self._state is not None and self._sampled:
             none = np.zeros(len(_COLUMNS), dtype=np.int64)
             kept = [
-                (identity.encode(), self._last[identity], self._offsets.get(identity, none))
+                (os.fsencode(identity), self._last[identity], self._offsets.get(identity, none))
                 for identity in [job.identity for job in self._sampled]
                 if identity in self._last
             ]
