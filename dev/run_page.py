@@ -77,6 +77,10 @@ def plain(text: str) -> list[str]:
     masked = re.sub(r"N (?:d|h|min) N (?:h|min|s)\b", "N s", re.sub(r"(?:< |over )?N %", "N %", masked))
     # What is read from storage depends on the memory that the machine has left for its cache.
     masked = re.sub(r"storage: read N \w+, written", "storage: written", masked)
+    # The last reading of a job may come while its memory is being freed.
+    masked = re.sub(r"(without page cache N \w+), at last N \w+", r"\1", masked)
+    # Netlink's calls of a short task are cut to 0.
+    masked = re.sub(r"(programs (?:read|wrote) N \w+) in N calls", r"\1", masked)
     lines = [re.sub(r"\s+", " ", line).strip() for line in masked.splitlines()]
     return [line for line in lines if not OPTIONAL.search(line)]
 

@@ -28,6 +28,7 @@ READERS = {
     "colmet/jobs/columns.py": ({"allocated_cores", "read_bytes"}, "columns of job summaries have these names, too"),
     "colmet/jobs/archive/matching.py": ({"allocated_cores"}, "the same column"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
+    "colmet/commands/doctor/node.py": ({"kernel_accounting_on"}, "the agent's own account"),
     "colmet/common/daemon/status_checks.py": (
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},
         "the agent's own counters",
