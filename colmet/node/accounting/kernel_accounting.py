@@ -104,7 +104,7 @@ class KernelAccounting:
         self._delayacct = host.keep(DELAYACCT)
         self._state = StateFile(host, state_dir, "accounting.state") if state_dir else None
         self._netlink_state = StateFile(host, state_dir) if state_dir else None
-        self._kept: dict[str, tuple[Ints, Ints | None]] = {}  # as the offsets: None where the kernel begins anew
+        self._kept: dict[str, tuple[Ints, Ints | None]] = {}  # last row, offset (None: from the first reading)
         self._offsets: dict[str, Ints] = {}  # by identity of job: what the kernel's sums lack
         self._last: dict[str, Ints] = {}  # by identity of job: its last row
         self._sampled: Sequence[Job] = ()

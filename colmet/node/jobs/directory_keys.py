@@ -20,7 +20,7 @@ class RootDirectory(NamedTuple):
     """A directory below which the directories of jobs are made."""
 
     key: int  # see `directory_key`
-    depth: int  # they are so many levels below; with `is_oar3` at most
+    depth: int  # levels from it down to the directories of jobs; with `is_oar3` at most this many
     is_oar3: bool = False  # whether only names of OAR 3 are jobs'
 
 

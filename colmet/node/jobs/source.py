@@ -252,7 +252,7 @@ class JobSource:
             )
         mounted = {"unified", *self._mounts.v1} if self._mounts.unified is not None else {*self._mounts.v1}
         names = {name for name in ("cpuset", "freezer", "memory", "unified") if name in mounted}
-        # always the same ones where they have all jobs: other ones are other programs, which begin anew
+        # The same hierarchies at each start, if possible: pinned programs follow those of their load.
         by_layout: dict[str, list[str]] = {}
         for place, name in exists.items():
             by_layout.setdefault(place.name, []).append(name)
